@@ -1,0 +1,1 @@
+"""One table a family: which dimension of which tensor lies along which axis."""

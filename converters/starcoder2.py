@@ -1,0 +1,39 @@
+"""StarCoder2: Llama's attention, a two-matrix MLP, biases on every matrix and norm.
+
+Source: transformers ``models/starcoder2/modeling_starcoder2.py``.
+"""
+
+from __future__ import annotations
+
+from tpshard.config import Config
+from tpshard.partition import Heads, Padded, Units
+from tpshard.table import Table
+
+FAMILY = "starcoder2"
+MODEL_TYPES = ("starcoder2",)
+
+
+def table(c: Config) -> Table:
+    hidden, query_heads = c.count("hidden_size"), c.count("num_attention_heads")
+    heads = Heads("heads", query_heads, c.count("num_key_value_heads", default=query_heads))
+    size = c.head_dim(query_heads)
+    q, kv = heads.query(size), heads.kv(size)
+    ffn = Units("ffn", c.count("intermediate_size"), noun="feed-forward channels").each()
+    vocab = Padded("vocab", c.count("vocab_size")).each()
+    bias = c.flag("use_bias", default=True)
+
+    t = Table(layers=c.count("num_hidden_layers"), prefixes=("model.", ""))
+    t.embedding("@embed_tokens", vocab, hidden)
+    layer = "@layers.{layer}"
+    t.linear(f"{layer}.self_attn.q_proj", q, hidden, role="q", bias=bias)
+    t.linear(f"{layer}.self_attn.k_proj", kv, hidden, role="k", bias=bias)
+    t.linear(f"{layer}.self_attn.v_proj", kv, hidden, role="v", bias=bias)
+    t.linear(f"{layer}.self_attn.o_proj", hidden, q, role="o", bias=bias)
+    t.linear(f"{layer}.mlp.c_fc", ffn, hidden, role="up", bias=bias)
+    t.linear(f"{layer}.mlp.c_proj", hidden, ffn, role="down", bias=bias)
+    t.norm(f"{layer}.input_layernorm", hidden, bias=True)
+    t.norm(f"{layer}.post_attention_layernorm", hidden, bias=True)
+    t.norm("@norm", hidden, bias=True)
+    tied = c.flag("tie_word_embeddings", default=True)
+    t.head("lm_head", vocab, hidden, tied_to="@embed_tokens.weight" if tied else None)
+    return t

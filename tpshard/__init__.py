@@ -1,0 +1,1 @@
+"""Cut Hugging Face checkpoints into tensor-parallel per-rank files, re-cut them, join them, and prove it."""

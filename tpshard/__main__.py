@@ -1,0 +1,5 @@
+"""``python -m tpshard``."""
+
+from .cli import main
+
+main()

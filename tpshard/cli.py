@@ -1,0 +1,344 @@
+"""The command line: parses words, calls the library, prints its report, and sets the exit status.
+
+Exit status: 0 done, 1 verification found a difference, 2 usage, 3 unsupported model or degree,
+4 damaged or incomplete input, 5 I/O failure or no space, 130 interrupted. Reports go to stdout,
+notes, progress and errors to stderr. The library is imported by the command that needs it, so that
+``--help`` is quick.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from .errors import TpshardError, UsageError
+
+if TYPE_CHECKING:
+    from .convert import Options
+    from .reports import Report
+
+F = TypeVar("F", bound=Callable[..., Any])
+_SIZES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30, "TI": 1 << 40}
+_ARROW = re.compile(r"(\d+)\s*(?:->|→|:)\s*(\d+)")
+_HALF_ARROW = re.compile(r"\d+-")
+
+
+class Size(click.ParamType):
+    """Bytes, as 500MB (10**6) or 64MiB (2**20)."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]I?)?B?\s*", str(value).upper())
+        if found is None:
+            self.fail(f"{value!r} is no size; write it as 500MB or 64MiB", param, ctx)
+        return int(float(found[1]) * _SIZES[found[2] or ""])
+
+
+class Degrees(click.ParamType):
+    """Degrees, as 2,4,8 or 1-9."""
+
+    name = "degrees"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+        if isinstance(value, list):
+            return value
+        out: list[int] = []
+        for part in str(value).split(","):
+            found = re.fullmatch(r"\s*(\d{1,9})(?:\s*-\s*(\d{1,9}))?\s*", part)
+            if found is None or (found[2] and not int(found[1]) <= int(found[2]) < int(found[1]) + 4096):
+                self.fail(f"{part!r} is no degree; write them as 2,4,8 or 1-9", param, ctx)
+            out += range(int(found[1]), int(found[2] or found[1]) + 1)
+        return out
+
+
+def _json(function: F) -> F:
+    return click.option("--json", "as_json", is_flag=True, help="Print the report as JSON on stdout.")(function)
+
+
+def _unknown(function: F) -> F:
+    return click.option(
+        "--copy-unknown", is_flag=True, help="Keep tensors that no rule knows whole on every rank; the report lists them."
+    )(function)
+
+
+def _moving(function: F) -> F:
+    """Options of everything that moves bytes."""
+    for option in reversed(
+        (
+            click.option("--threads", type=int, metavar="N", help="Threads that move bytes [default: 2 to 4]."),
+            click.option("--max-memory", type=Size(), help="Bound for the buffers of all threads together."),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def _writing(function: F) -> F:
+    """Options of everything that writes an output."""
+    for option in reversed(
+        (
+            click.option("--dry-run", is_flag=True, help="Plan and check everything, write nothing."),
+            click.option("--overwrite", is_flag=True, help="Replace OUT if it exists."),
+            click.option("--fsync", is_flag=True, help="Wait until the data is on the device."),
+        )
+    ):
+        function = option(function)
+    return _moving(function)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="tpshard", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Cut checkpoints for tensor parallelism, re-cut them, join them, and prove it."""
+
+
+@cli.command()
+@click.argument("path")
+@_unknown
+@_json
+def inspect(path: str, copy_unknown: bool, as_json: bool) -> None:
+    """Say what PATH is (a checkpoint, a hub id, or shards) and which degrees it takes."""
+    from .survey import inspect as survey
+
+    _print(survey(path, copy_unknown=copy_unknown), as_json)
+
+
+@cli.command()
+@click.argument("path", metavar="SRC")
+@click.option("--tp", "tp_sizes", type=Degrees(), required=True, help="Degrees: 2,4,8 or 1-9.")
+@click.option("--even", is_flag=True, help="Count only equal ranks as possible.")
+@_unknown
+@_json
+def plan(path: str, tp_sizes: list[int], even: bool, copy_unknown: bool, as_json: bool) -> None:
+    """Say what each degree would cost and give, before anything is written."""
+    from .survey import plan as survey
+
+    report = survey(path, tp_sizes, even=even, copy_unknown=copy_unknown)
+    _print(report, as_json)
+    if not any(degree.possible for degree in report.degrees):
+        sys.exit(3)
+
+
+@cli.command()
+@click.argument("source", metavar="SRC")
+@click.argument("output", metavar="OUT")
+@click.option("--tp", "tp_size", type=int, required=True, help="Tensor-parallel degree.")
+@click.option("--even", is_flag=True, help="Refuse a degree that gives unequal ranks.")
+@click.option("--max-file-size", type=Size(), default=0, help="Number a rank's file into parts of at most this size.")
+@click.option(
+    "--digest", type=click.Choice(["xxh3_128", "sha256", "none"]), default="xxh3_128", show_default=True,
+    help="Digest of every tensor, kept in the manifest.",
+)  # fmt: skip
+@_unknown
+@_writing
+@_json
+def split(
+    source: str, output: str, tp_size: int, even: bool, max_file_size: int, digest: str, copy_unknown: bool,
+    as_json: bool, **moving: Any,
+) -> None:  # fmt: skip
+    """Cut the checkpoint SRC (a directory or hub id[@revision]) into one file a rank."""
+    from .convert import split as convert
+
+    report = convert(
+        source, output, tp_size, even=even, copy_unknown=copy_unknown, max_file_bytes=max_file_size,
+        options=_options(moving, algorithm="" if digest == "none" else digest),
+    )  # fmt: skip
+    _print(report, as_json)
+
+
+@cli.command()
+@click.argument("words", nargs=-1, metavar="SRC OUT")
+@click.option("--tp", "tp_size", type=int, help="The new tensor-parallel degree.")
+@click.option("--even", is_flag=True, help="Refuse a degree that gives unequal ranks.")
+@click.option("--max-file-size", type=Size(), help="Number a rank's file into parts of at most this size.")
+@_writing
+@_json
+def reshard(
+    words: tuple[str, ...], tp_size: int | None, even: bool, max_file_size: int | None, as_json: bool, **moving: Any
+) -> None:
+    """Cut the shards SRC anew for another degree: reshard SRC OUT --tp 4, or reshard '8->4' SRC OUT."""
+    from_tp_size: int | None = None
+    arrows = [word for word in words if _ARROW.fullmatch(word)]
+    _explain_redirection(words)
+    if arrows:
+        found = _ARROW.fullmatch(arrows[0])
+        assert found is not None
+        if tp_size is not None or len(arrows) > 1:
+            raise UsageError(f"the new degree is given twice: by {arrows[-1]!r} and by --tp; give it once")
+        from_tp_size, tp_size = int(found[1]), int(found[2])
+        words = tuple(word for word in words if word not in arrows)
+    if len(words) != 2 or tp_size is None:
+        raise UsageError("reshard takes a source, an output and a degree: tpshard reshard SRC OUT --tp 4")
+    from .convert import reshard as convert
+
+    report = convert(
+        words[0], words[1], tp_size, even=even, max_file_bytes=max_file_size, from_tp_size=from_tp_size,
+        options=_options(moving),
+    )  # fmt: skip
+    _print(report, as_json)
+
+
+def _explain_redirection(words: tuple[str, ...]) -> None:
+    """``reshard 8->4`` without quotes reaches us as ``8-`` with stdout sent to a file named 4."""
+    for word in words:
+        if _HALF_ARROW.fullmatch(word):
+            where = ""
+            if not sys.stdout.isatty():
+                try:
+                    where = os.path.basename(os.readlink("/proc/self/fd/1"))
+                except OSError:
+                    where = ""
+            target = where if where.isdigit() else "N"
+            made = f"; the shell has just made (or emptied) a file named {where}, remove it" if where.isdigit() else ""
+            raise UsageError(
+                f"'{word}' is half of an arrow: the shell took the > for a redirection of the output{made}. "
+                f"Quote it: tpshard reshard '{word}>{target}' SRC OUT"
+            )
+
+
+@cli.command()
+@click.argument("shards", metavar="SRC")
+@click.argument("output", metavar="OUT")
+@click.option(
+    "--max-file-size", type=Size(), help="Pack the tensors anew into files of at most this size, with a new index."
+)
+@_writing
+@_json
+def merge(shards: str, output: str, max_file_size: int | None, as_json: bool, **moving: Any) -> None:
+    """Join the shards SRC to the checkpoint they were cut from: the original files, byte for byte."""
+    from .convert import merge as convert
+
+    _print(convert(shards, output, repack_bytes=max_file_size, options=_options(moving)), as_json)
+
+
+@cli.command()
+@click.argument("words", nargs=-1, metavar="SHARDS")
+@click.option("--against", metavar="SRC", help="The source, or other shards of the same model, to compare with.")
+@click.option(
+    "--level", "levels", multiple=True, metavar="LEVEL",
+    help="structure, digest or bytes; may be repeated. [default: all that can run]",
+)  # fmt: skip
+@_moving
+@_json
+def verify(words: tuple[str, ...], against: str | None, levels: tuple[str, ...], as_json: bool, **moving: Any) -> None:
+    """Check SHARDS: headers, digests, and, with --against SRC, every byte."""
+    if len(words) == 2 and against is None:
+        against, shards = words  # verify SRC SHARDS
+    elif len(words) == 1:
+        shards = words[0]
+    else:
+        raise UsageError("verify takes one directory of shards: tpshard verify SHARDS --against SRC")
+    from .check import verify as check
+
+    report = check(shards, against=against, levels=levels or None, options=_options(moving))
+    _print(report, as_json)
+    if not report.passed:
+        sys.exit(1)
+
+
+@cli.command("list")
+@click.argument("what", type=click.Choice(["families", "engines"]))
+@_json
+def list_(what: str, as_json: bool) -> None:
+    """List the families that have a table, or the engines that have a layout."""
+    from .survey import listing
+
+    _print(listing(what), as_json)
+
+
+@cli.command()
+@click.option("--keep", metavar="DIR", help="Make the files in DIR and keep them [default: a temporary directory].")
+@_json
+def demo(keep: str | None, as_json: bool) -> None:
+    """Make a tiny model on the spot, split it, reshard it, merge it, and prove the merge equal."""
+    from .demo import demo as run
+
+    report = run(keep)
+    _print(report, as_json)
+    if not report.passed:
+        sys.exit(1)
+
+
+def _options(moving: dict[str, Any], **more: Any) -> Options:
+    from .convert import Options
+
+    return Options(note=_note, progress=_progress if sys.stderr.isatty() else None, **moving, **more)
+
+
+def _note(message: str) -> None:
+    click.echo(f"note: {message}", err=True)
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[int], None]]:
+    from tqdm import tqdm
+
+    with tqdm(total=total, unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr) as bar:
+        yield lambda done: bar.update(done) and None
+
+
+def _print(report: Report, as_json: bool) -> None:
+    if as_json:
+        import json
+
+        click.echo(json.dumps(report.as_json(), indent=1, ensure_ascii=False))
+    else:
+        from .report import render
+
+        click.echo(render(report))
+
+
+def main(args: list[str] | None = None) -> None:
+    """Run the command line and exit with the documented status."""
+    sys.exit(run(args))
+
+
+def run(args: list[str] | None = None) -> int:
+    """Run the command line and return the exit status; nothing escapes but a bug under TPSHARD_TRACEBACK."""
+    try:
+        cli.main(args, prog_name="tpshard", standalone_mode=False)
+        sys.stdout.flush()
+        return 0
+    except SystemExit as exit_:
+        return exit_.code if isinstance(exit_.code, int) else 1
+    except click.exceptions.Exit as exit_:
+        return exit_.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        return _say("interrupted; nothing was left at the output", 130)
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except TpshardError as error:
+        return _say(f"error: {error}", error.exit_status)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader of stdout has gone: not our failure
+        return 0
+    except OSError as error:
+        return _say(f"error: {error.filename or 'I/O'}: {error.strerror or error}", 5)
+    except MemoryError:
+        return _say("error: out of memory; lower --max-memory or --threads", 5)
+    except Exception as error:
+        if os.environ.get("TPSHARD_TRACEBACK"):
+            raise
+        return _say(
+            f"error: this is a bug in tpshard ({type(error).__name__}: {error}); "
+            "please report it with the output under TPSHARD_TRACEBACK=1",
+            70,
+        )
+
+
+def _say(message: str, status: int) -> int:
+    try:
+        click.echo(message.encode("utf-8", "backslashreplace").decode(), err=True)
+    except OSError:
+        return status
+    return status

@@ -1,0 +1,98 @@
+"""Reading numbers out of a model's ``config.json``, with errors that say which key is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .errors import DamagedError, UnsupportedError
+
+_MISSING: Any = object()
+LARGEST = 2**40  # no dimension of a real model comes near; a guard against hostile numbers
+
+
+class Config:
+    """A read-only view of ``config.json`` with typed access.
+
+    A key may be given with other spellings that releases have used; the first one present counts.
+    A key that is present with the value null counts as absent.
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.values = values
+
+    def get(self, *names: str, default: Any = None) -> Any:
+        """The raw value of the first of ``names`` that is present, else ``default``."""
+        for name in names:
+            value = self.values.get(name)
+            if value is not None:
+                return value
+        return default
+
+    def count(self, *names: str, default: Any = _MISSING) -> int:
+        """A positive whole number.
+
+        Raises:
+            UnsupportedError: none of the names is there and no default is given.
+            DamagedError: the value is not a positive whole number.
+        """
+        value = self.get(*names, default=default)
+        if value is _MISSING:
+            raise UnsupportedError(
+                f"config.json has no '{names[0]}'"
+                + (f" (nor {', '.join(map(repr, names[1:]))})" if names[1:] else "")
+                + "; the cut cannot be worked out without it"
+            )
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
+            raise DamagedError(f"config.json: '{names[0]}' is {value!r}, not a positive whole number; correct it")
+        return value
+
+    def number(self, *names: str, default: int = 0) -> int:
+        """A whole number from 0; like :meth:`count` otherwise."""
+        value = self.get(*names, default=default)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LARGEST:
+            raise DamagedError(f"config.json: '{names[0]}' is {value!r}, not a whole number from 0; correct it")
+        return value
+
+    def flag(self, *names: str, default: bool) -> bool:
+        """True or false; raises DamagedError for anything else."""
+        value = self.get(*names, default=default)
+        if not isinstance(value, bool):
+            raise DamagedError(f"config.json: '{names[0]}' is {value!r}, not true or false; correct it")
+        return value
+
+    def head_dim(self, heads: int, *, default: int | None = None) -> int:
+        """Indices of one attention head: ``head_dim``, else ``default``, else ``hidden_size / heads``.
+
+        Raises:
+            DamagedError: there is no ``head_dim`` and the heads do not divide the hidden size.
+        """
+        given = self.get("head_dim", default=default)
+        if given is not None:
+            return self.count("head_dim", default=default)
+        hidden = self.count("hidden_size", "n_embd")
+        if hidden % heads:
+            raise DamagedError(
+                f"config.json has no 'head_dim', and {heads} heads do not divide the hidden size {hidden}; "
+                "add 'head_dim' or correct the counts"
+            )
+        return hidden // heads
+
+    def nested(self, name: str) -> Config:
+        """The configuration that ``name`` holds, as composite models have one for each part.
+
+        Raises:
+            DamagedError: ``name`` is not there or is not an object.
+        """
+        value = self.values.get(name)
+        if not isinstance(value, Mapping):
+            raise DamagedError(f"config.json: '{name}' is {value!r:.80}, not an object; restore it")
+        return Config(value)
+
+    @property
+    def model_type(self) -> str:
+        """The ``model_type``; raises UnsupportedError where there is none."""
+        value = self.values.get("model_type")
+        if not isinstance(value, str) or not value:
+            raise UnsupportedError("config.json has no 'model_type'; add the one that the model's own repository uses")
+        return value

@@ -1,0 +1,112 @@
+"""Which degrees a model can be cut to, which of them are equal, and what is unequal about the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from .errors import UnsupportedError, UsageError
+from .partition import Axis, Dim, Padded
+
+LISTED = 24  # degrees named in a message
+
+
+class Uneven(NamedTuple):
+    """An axis that a degree cuts into unequal parts: the fewest and the most units on a rank."""
+
+    axis: Axis
+    view: str
+    fewest: int
+    most: int
+
+
+class Padding(NamedTuple):
+    """An axis that a degree pads: so many units in all."""
+
+    axis: Axis
+    units: int
+
+
+def axes_of(dims: Mapping[str, Sequence[Dim]]) -> dict[Axis, str]:
+    """The axes along which tensors are cut, each with the first tensor that lies along it."""
+    found: dict[Axis, str] = {}
+    seen: set[int] = set()
+    for name, tensor_dims in dims.items():
+        if id(tensor_dims) in seen:
+            continue
+        seen.add(id(tensor_dims))
+        for dim in tensor_dims:
+            for axis in dim.axes:
+                found.setdefault(axis, name)
+    return found
+
+
+def largest_degree(axes: Iterable[Axis]) -> int:
+    """The most ranks that all the axes can serve; 1 where nothing is cut."""
+    return min((axis.parts() for axis in axes), default=1)
+
+
+def equal_degrees(axes: Iterable[Axis], limit: int = 4096) -> list[int]:
+    """The degrees up to the largest (and ``limit``) at which every rank holds as much as any other."""
+    axes = list(axes)
+    return [d for d in range(1, min(largest_degree(axes), limit) + 1) if all(axis.is_equal(d) for axis in axes)]
+
+
+def uneven(axes: Iterable[Axis], tp_size: int) -> list[Uneven]:
+    """What is unequal at this degree, padding counted as held."""
+    out = []
+    for axis in axes:
+        padding = axis.padding(tp_size)
+        for view in axis.views():
+            sizes = [
+                stop - start + pad for (start, stop), pad in zip(axis.bounds(view, tp_size), padding, strict=True)
+            ]
+            if min(sizes) != max(sizes):
+                out.append(Uneven(axis, view, min(sizes), max(sizes)))
+    return out
+
+
+def paddings(axes: Iterable[Axis], tp_size: int) -> list[Padding]:
+    """What is padded at this degree."""
+    found = [Padding(axis, sum(axis.padding(tp_size))) for axis in axes if isinstance(axis, Padded)]
+    return [padding for padding in found if padding.units]
+
+
+def check_degree(tp_size: int, axes: Mapping[Axis, str], *, even: bool = False) -> None:
+    """Raise unless the model can be cut to ``tp_size`` ranks (into equal parts, with ``even``).
+
+    Raises:
+        UsageError: the degree is below 1.
+        UnsupportedError: an axis has fewer parts than ranks, or is unequal under ``even``; names a tensor,
+            the numbers and the degrees that work.
+    """
+    if tp_size < 1:
+        raise UsageError(f"a degree of {tp_size} makes no sense; the tensor-parallel degree is a whole number from 1")
+    largest = largest_degree(axes)
+    for axis, tensor in axes.items():
+        if tp_size > axis.parts():
+            raise UnsupportedError(
+                f"{tensor} cannot be shared by {tp_size} ranks: its axis '{axis.name}' has {axis.describe()}, "
+                f"enough for at most {axis.parts()} ranks; this model takes degrees 1 to {largest}, "
+                f"in equal parts {listed(equal_degrees(axes))}"
+            )
+    if even:
+        for axis, tensor in axes.items():
+            if not axis.is_equal(tp_size):
+                raise UnsupportedError(
+                    f"{tensor} cannot be cut into {tp_size} equal parts: its axis '{axis.name}' has "
+                    f"{axis.describe()}; equal degrees are {listed(equal_degrees(axes))} "
+                    f"(without --even any degree from 1 to {largest} works)"
+                )
+
+
+def listed(degrees: Sequence[int]) -> str:
+    """``1, 2, 6`` - shortened where there are very many."""
+    if len(degrees) <= LISTED:
+        return ", ".join(map(str, degrees))
+    return ", ".join(map(str, degrees[: LISTED - 1])) + f", ... {degrees[-1]}"
+
+
+def describe_uneven(found: Uneven) -> str:
+    """One line for people: ``heads: 1 to 2 query units a rank``."""
+    return f"{found.axis.name}: {found.fewest} to {found.most} {found.view} units a rank ({found.axis.describe()})"

@@ -1,0 +1,87 @@
+"""Dimensions, axes and runs as the short texts that stand in ``tpshard.json``.
+
+A segment is ``AXIS.VIEW[START:STOP]*SIZE`` (``SIZE`` stored indices for each of the axis' units from
+START to STOP) or ``whole*SIZE``; the runs of a rank are ``START:STOP`` and ``pad:LENGTH`` in stored
+order, separated by blanks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from .errors import LayoutError
+from .intervals import PAD, Runs
+from .partition import Axis, Dim, Heads, Padded, Segment, Units
+
+_SEGMENT = re.compile(r"(?:whole|(?P<axis>[^\[\]*]+)\.(?P<view>\w+)\[(?P<start>\d{1,18}):(?P<stop>\d{1,18})\])\*(?P<size>\d{1,18})")
+_AXES: dict[str, type[Units] | type[Heads] | type[Padded]] = {"units": Units, "heads": Heads, "padded": Padded}
+
+
+def segment_text(segment: Segment) -> str:
+    """``heads.query[0:9]*64`` or ``whole*128``."""
+    if segment.axis is None:
+        return f"whole*{segment.size}"
+    return f"{segment.axis.name}.{segment.view}[{segment.start}:{segment.stop}]*{segment.size}"
+
+
+def dim_texts(dim: Dim) -> list[str]:
+    """The segments of a dimension as texts."""
+    return [segment_text(segment) for segment in dim.segments]
+
+
+def parse_dim(texts: list[str], axes: Mapping[str, Axis]) -> Dim:
+    """The dimension that the texts describe.
+
+    Raises:
+        LayoutError: a text is malformed, or names an axis, view or units that do not exist.
+    """
+    segments = []
+    for text in texts:
+        found = _SEGMENT.fullmatch(text)
+        if found is None:
+            raise LayoutError(f"{text[:80]!r} is not a segment")
+        size = int(found["size"])
+        if found["axis"] is None:
+            segments.append(Segment(None, "", 0, 1, size))
+            continue
+        axis, view = axes.get(found["axis"]), found["view"]
+        start, stop = int(found["start"]), int(found["stop"])
+        if axis is None or view not in axis.views() or not 0 <= start <= stop <= axis.views()[view]:
+            raise LayoutError(f"{text[:80]!r} refers to units that no axis has")
+        segments.append(Segment(axis, view, start, stop, size))
+    return Dim(tuple(segments))
+
+
+def axis_fields(axis: Axis) -> dict[str, object]:
+    """The numbers of an axis as JSON: its kind and every field but the name."""
+    values = {key: value for key, value in vars(axis).items() if key != "name"}
+    return {"kind": axis.kind, **values}
+
+
+def parse_axis(name: str, fields: Mapping[str, object]) -> Axis:
+    """The axis with these fields.
+
+    Raises:
+        LayoutError: the kind is unknown or a number is out of range.
+        UnsupportedError: the counts contradict each other.
+    """
+    kind = _AXES.get(str(fields.get("kind")))
+    if kind is None:
+        raise LayoutError(f"axis {name!r} is of the unknown kind {fields.get('kind')!r}")
+    values: dict[str, object] = {}
+    for key, kind_of in kind.__annotations__.items():
+        value = fields.get(key)
+        if kind_of == "int" and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 48):
+            raise LayoutError(f"axis {name!r}: {key} is {value!r}, not a positive whole number")
+        if kind_of == "str" and not isinstance(value, str):
+            raise LayoutError(f"axis {name!r}: {key} is {value!r}, not text")
+        values[key] = value
+    return kind(name, **values)  # type: ignore[arg-type]
+
+
+def runs_text(runs: Runs) -> str:
+    """``0:16 32:48 pad:3``."""
+    return " ".join(
+        f"pad:{run.length}" if run.start == PAD else f"{run.start}:{run.start + run.length}" for run in runs
+    )

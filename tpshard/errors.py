@@ -1,0 +1,43 @@
+"""The errors that tpshard raises, each with the exit status that the command line gives it.
+
+A message names the tensor or file, the numbers, and the remedy. Nothing else leaves the library:
+an ``OSError`` or ``ValueError`` that reaches a caller is a bug in tpshard.
+"""
+
+from __future__ import annotations
+
+
+class TpshardError(Exception):
+    """Base of every error that tpshard raises on purpose."""
+
+    exit_status = 1
+
+
+class UsageError(TpshardError):
+    """The call itself makes no sense: a degree of 0, an output inside the input."""
+
+    exit_status = 2
+
+
+class UnsupportedError(TpshardError):
+    """The model or the degree cannot be served: unknown tensors, more ranks than heads."""
+
+    exit_status = 3
+
+
+class DamagedError(TpshardError):
+    """The input is damaged, incomplete, or contradicts itself."""
+
+    exit_status = 4
+
+
+class StorageError(TpshardError):
+    """Reading or writing failed: no space, no permission, a device error."""
+
+    exit_status = 5
+
+
+class LayoutError(TpshardError):
+    """Two layouts cannot be joined, or an interval list is not what it claims to be."""
+
+    exit_status = 3

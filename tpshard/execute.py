@@ -1,0 +1,446 @@
+"""Moves the bytes as a plan says: each source byte read once, each target byte written once.
+
+A task (one logical tensor for all ranks) is done by one thread, tile by tile, in a buffer that is
+allocated once; small tasks that follow each other in the source are done together in one tile.
+Digests are taken while the bytes pass, in ascending order; where a column map turns the order
+round, the extent is read once more at the end of its task, from the page cache. The outcome doesn't
+depend on the number of threads or the size of a tile.
+
+Memory: ``threads`` x 2 x ``tile_bytes`` (4 x when comparing), whatever the size of the model.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .digest import Stream, digest_of, new_hasher
+from .errors import DamagedError, UsageError
+from .findings import Difference, Findings, origin
+from .mover import MOST_VIEWS, Ends, Mover
+from .openfiles import OpenFiles
+from .routing import Extent, Task
+from .tiles import Tiler
+
+TILE_BYTES = 1 << 20
+_SMALL = 4  # a task is done together with its neighbours when it fills at most 1/4 of a tile
+# Rows are joined at some 0.05 microseconds each, or moved one by one at 0.25 where tiles are shared by small tasks
+# or rows are so short that a tile has too many; numpy does it at a tenth of that, but takes 0.12 s to import.
+_ROW_COST, _LONE_ROW_COST, _NUMPY_COST = 0.05e-6, 0.25e-6, 0.12
+_TICK = 0.1  # seconds between calls of `progress`
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What :func:`execute` did. Digests are hex, aligned with the plan's reads and writes."""
+
+    read_digests: list[str | None]  # None where no strip reads the extent whole, or without an algorithm
+    write_digests: list[str | None]  # when comparing: of what the targets hold
+    differences: list[Difference]  # when comparing: by file, tensor and kind
+    bytes_read: int  # of source tensors; reading an extent again for its digest doesn't count
+    bytes_written: int  # or compared
+
+
+class _Unit(NamedTuple):
+    """What a thread takes from the queue: one large task, or several small ones that follow each other."""
+
+    tasks: list[Task]
+    together: bool
+    strided: bool  # many short rows: wants numpy
+
+
+class _Queue:
+    """Hands out units in order; units that want numpy are put off while it is being imported."""
+
+    def __init__(self, units: Iterable[_Unit]) -> None:
+        self._waiting = deque(units)
+        self._put_off: deque[_Unit] = deque()
+        self._lock = threading.Lock()
+
+    def next(self, numpy_loaded: bool) -> _Unit | None:
+        with self._lock:
+            if self._put_off and numpy_loaded:
+                return self._put_off.popleft()
+            while self._waiting:
+                unit = self._waiting.popleft()
+                if numpy_loaded or not unit.strided:
+                    return unit
+                self._put_off.append(unit)
+            return self._put_off.popleft() if self._put_off else None
+
+
+class _NumpyImport:
+    """Imports numpy in a thread of its own, while others move what doesn't need it."""
+
+    def __init__(self, wanted: bool) -> None:
+        self.module: Any = None
+        self._thread = threading.Thread(target=self._run, name="tpshard-import", daemon=True) if wanted else None
+        if self._thread is not None:
+            self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            import numpy
+        except ImportError:
+            return  # rows are then moved one by one
+        self.module = numpy
+
+    def wait(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
+
+def default_threads() -> int:
+    """Two to four threads, as many as there are processors for this process."""
+    try:
+        available = len(os.sched_getaffinity(0))
+    except AttributeError:
+        available = os.cpu_count() or 2
+    return max(2, min(4, available))
+
+
+def execute(
+    tasks: Sequence[Task],
+    reads: Sequence[Extent],
+    writes: Sequence[Extent],
+    sources: Sequence[Path],
+    targets: Sequence[tuple[Path, int]],
+    *,
+    compare: bool = False,
+    threads: int | None = None,
+    tile_bytes: int | None = None,
+    algorithm: str | None = "xxh3_128",
+    expected: Mapping[int, str] | None = None,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Carry out ``tasks`` and return what was read and written, with digests.
+
+    ``targets`` are paths and final sizes in bytes. They are created here and must not exist; bytes
+    outside the writes (headers) are left zero for the caller. With ``compare`` nothing is written:
+    targets are existing files, and what would be written is compared with what they hold.
+    ``expected`` maps an index of ``reads`` to the digest that was promised for it. ``progress`` is
+    called in the calling thread, some ten times a second, with the bytes written or compared since.
+
+    Raises DamagedError where replicas differ, padding isn't zero, a digest isn't the promised one
+    (when comparing these become differences) or a file ends early; StorageError for what the
+    operating system reports; UsageError for impossible settings. After an error the targets are
+    incomplete, and it is the caller's part to remove them.
+    """
+    threads, tile = _settings(threads, tile_bytes, tasks)
+    findings = Findings() if compare else None
+    paths = [*sources, *(path for path, _ in targets)]
+    files = OpenFiles(paths, [False] * len(sources) + [not compare] * len(targets))
+    try:
+        ends = Ends(reads, writes, files, len(sources), findings, compare)
+        if not compare:
+            for file, (_, nbytes) in enumerate(targets, len(sources)):
+                files.create(file, nbytes)
+        run = _Run(ends, tile, algorithm, expected or {})
+        units = _units(tasks, reads, writes, tile, threads)
+        _work(units, threads, run, progress)
+    finally:
+        files.close()
+    return Outcome(
+        run.read_digests,
+        run.write_digests,
+        [] if findings is None else _with_origins(findings, tasks, reads, sources),
+        sum(mover.bytes_read for mover in run.movers),
+        sum(mover.bytes_written for mover in run.movers),
+    )
+
+
+def hash_extents(
+    extents: Sequence[Extent],
+    paths: Sequence[Path],
+    *,
+    threads: int | None = None,
+    tile_bytes: int | None = None,
+    algorithm: str = "xxh3_128",
+    progress: Progress | None = None,
+) -> list[str]:
+    """Return the hex digest of every extent, each read once from ``paths[extent.file]``.
+
+    Raises DamagedError where a file ends early and StorageError for what the operating system reports.
+    """
+    tasks = [Task(extent.tensor, (), (index,), ()) for index, extent in enumerate(extents)]
+    threads, tile = _settings(threads, tile_bytes, tasks)
+    files = OpenFiles(paths, [False] * len(paths))
+    try:
+        ends = Ends(extents, (), files, len(paths), None, False)
+        run = _Run(ends, tile, algorithm, {}, hash_only=True)
+        _work(_units(tasks, extents, (), tile, threads), threads, run, progress)
+    finally:
+        files.close()
+    return [digest or "" for digest in run.read_digests]
+
+
+def _settings(threads: int | None, tile_bytes: int | None, tasks: Sequence[Task]) -> tuple[int, int]:
+    threads = default_threads() if threads is None else threads
+    tile = TILE_BYTES if tile_bytes is None else tile_bytes
+    if threads < 1:
+        raise UsageError(f"{threads} threads cannot move anything: give 1 or more")
+    if tile < 1:
+        raise UsageError(f"a tile of {tile} bytes holds nothing: give 1 byte or more")
+    # a byte and all its replicas must fit, or no tile makes headway
+    most_ends = max((len(strip.sources) + len(strip.targets) for task in tasks for strip in task.strips), default=1)
+    return threads, max(tile, most_ends + 1)
+
+
+class _Run:
+    """One call of :func:`execute`, as its threads share it."""
+
+    def __init__(
+        self, ends: Ends, tile: int, algorithm: str | None, expected: Mapping[int, str], hash_only: bool = False
+    ) -> None:
+        self.ends = ends
+        self.tile = tile
+        self.expected = expected
+        self.hash_only = hash_only
+        self.algorithm = algorithm
+        self.new = new_hasher(algorithm) if algorithm else None
+        self.digest = digest_of(algorithm) if algorithm else None
+        self.read_digests: list[str | None] = [None] * len(ends.reads)
+        self.write_digests: list[str | None] = [None] * len(ends.writes)
+        self.movers: list[Mover] = []
+        self.stop = threading.Event()
+
+    def do(self, unit: _Unit, mover: Mover, tiler: Tiler) -> None:
+        if unit.together:
+            self._do_together(unit.tasks, mover, tiler)
+            return
+        for task in unit.tasks:
+            if self.hash_only:
+                for extent in task.reads:
+                    self.read_digests[extent] = self._whole(mover, extent, self.ends.reads, 0)
+                    mover.bytes_written += self.ends.reads[extent].nbytes
+            else:
+                self._do_large(task, mover, tiler)
+
+    def _do_together(self, tasks: list[Task], mover: Mover, tiler: Tiler) -> None:
+        tile = tiler.batch(tasks, self.ends.reads, self.ends.writes)
+        mover.load(tile.loads)
+        digest, view = self.digest, mover.view
+        if digest is not None:
+            where = {extent: (pos, pos + nbytes) for extent, _, nbytes, pos in tile.loads}
+            for task in tasks:
+                for extent in task.reads if self.hash_only else tiler.wholly_read(task, self.ends.reads):
+                    begin, end = where[extent]
+                    self.read_digests[extent] = digest(view[begin:end])
+                    if self.expected:
+                        self._check_digest(extent)
+        mover.check(tile)
+        mover.rearrange(tile.inside)
+        mover.store(tile.stores)
+        if digest is not None:
+            held = mover.held
+            for extent, _, nbytes, pos in tile.stores:
+                self.write_digests[extent] = digest(held[pos : pos + nbytes])
+        if self.hash_only:
+            mover.bytes_written += sum(piece.nbytes for piece in tile.loads)
+
+    def _do_large(self, task: Task, mover: Mover, tiler: Tiler) -> None:
+        reading: dict[int, Stream] = {}
+        writing: dict[int, Stream] = {}
+        if self.new is not None:
+            reads, writes = self.ends.reads, self.ends.writes
+            reading = {extent: Stream(self.new(), reads[extent].nbytes) for extent in tiler.wholly_read(task, reads)}
+            writing = {extent: Stream(self.new(), writes[extent].nbytes) for extent in task.writes}
+        view, held, stopped = mover.view, mover.held, self.stop.is_set
+        for strip in task.strips:
+            for tile in tiler.tiles(strip):
+                if stopped():
+                    return
+                mover.load(tile.loads)
+                if reading:
+                    for extent, at, nbytes, pos in tile.loads:
+                        stream = reading.get(extent)
+                        if stream is not None:
+                            stream.feed(at, view[pos : pos + nbytes])
+                mover.check(tile)
+                weave = mover.woven(tile.inside) if tile.inside.rows else None
+                if weave is not None:
+                    for piece, views in zip(tile.stores, weave, strict=True):
+                        data = b"".join(views)
+                        if writing:
+                            writing[piece.extent].feed(piece.at, memoryview(data))
+                        mover.store_bytes(piece, data)
+                    continue
+                mover.rearrange(tile.inside)
+                mover.store(tile.stores)
+                if writing:
+                    for extent, at, nbytes, pos in tile.stores:
+                        writing[extent].feed(at, held[pos : pos + nbytes])
+        for extent, stream in reading.items():
+            self.read_digests[extent] = stream.hexdigest() or self._whole(mover, extent, self.ends.reads, 0)
+            if self.expected:
+                self._check_digest(extent)
+        for extent, stream in writing.items():
+            self.write_digests[extent] = stream.hexdigest()
+            if self.write_digests[extent] is None:
+                self.write_digests[extent] = self._whole(mover, extent, self.ends.writes, self.ends.first_target)
+
+    def _whole(self, mover: Mover, extent: int, extents: Sequence[Extent], first_file: int) -> str | None:
+        """Read an extent from beginning to end, for its digest only."""
+        assert self.new is not None
+        _, file, offset, nbytes = extents[extent]
+        return mover.stream(file + first_file, offset, Stream(self.new(), nbytes), self.stop)
+
+    def _check_digest(self, extent: int) -> None:
+        promised, found = self.expected.get(extent), self.read_digests[extent]
+        if promised is None or found is None or promised == found:
+            return
+        stored = self.ends.reads[extent]
+        path = self.ends.files.paths[stored.file]
+        if self.ends.findings is None:
+            raise DamagedError(
+                f"{stored.tensor}: its bytes in {path} have the {self.algorithm} digest {found}, but {promised} was "
+                "recorded when it was written: the file was changed or damaged since. Write or fetch it again."
+            )
+        self.ends.findings.add(extent, Difference(stored.tensor, "digest", path.name, promised, 0))
+
+
+def _units(
+    tasks: Sequence[Task], reads: Sequence[Extent], writes: Sequence[Extent], tile: int, threads: int
+) -> list[_Unit]:
+    """Order the work by place in the source, put small neighbours together, and the very largest tasks first."""
+    keyed = []
+    total = 0
+    for index, task in enumerate(tasks):
+        loaded = sum([reads[extent].nbytes for extent in task.reads])
+        stored = sum([writes[extent].nbytes for extent in task.writes])
+        total += loaded + stored
+        first = reads[task.reads[0]] if task.reads else None
+        keyed.append((first.file if first else -1, first.offset if first else 0, index, loaded, stored))
+    keyed.sort()
+    units: list[_Unit] = []
+    giants: list[tuple[int, int, _Unit]] = []
+    batch: list[Task] = []
+    batch_loaded = batch_stored = 0
+    for _, _, index, loaded, stored in keyed:
+        task = tasks[index]
+        if max(loaded, stored) * _SMALL <= tile:
+            if batch and (batch_loaded + loaded > tile or batch_stored + stored > tile):
+                units.append(_Unit(batch, True, _rows(batch) > 256))
+                batch, batch_loaded, batch_stored = [], 0, 0
+            batch.append(task)
+            batch_loaded += loaded
+            batch_stored += stored
+            continue
+        if batch:
+            units.append(_Unit(batch, True, _rows(batch) > 256))
+            batch, batch_loaded, batch_stored = [], 0, 0
+        unit = _Unit([task], False, _rows([task]) > 256)
+        # one that comes last would leave the other threads idle
+        if threads > 1 and (loaded + stored) * threads * 4 > total:
+            giants.append((-loaded - stored, index, unit))
+        else:
+            units.append(unit)
+    if batch:
+        units.append(_Unit(batch, True, _rows(batch) > 256))
+    return [unit for _, _, unit in sorted(giants, key=lambda giant: giant[:2])] + units
+
+
+def _rows(tasks: Sequence[Task]) -> int:
+    """How many rows are moved one by one where numpy isn't there."""
+    return sum([s.rows * len(s.route.copies) for task in tasks for s in task.strips if s.rows > 1])
+
+
+def _cost_without_numpy(units: list[_Unit], tile: int) -> float:
+    """Estimate the seconds that moving rows would take without numpy."""
+    cost = 0.0
+    for unit in units:
+        if not unit.strided:
+            continue
+        for task in unit.tasks:
+            for strip in task.strips:
+                if strip.rows > 1:
+                    copies = len(strip.route.copies)
+                    width = sum([span.width for span in strip.sources])
+                    few = not unit.together and tile // max(width, 1) * copies <= MOST_VIEWS
+                    cost += strip.rows * copies * (_ROW_COST if few else _LONE_ROW_COST)
+    return cost
+
+
+def _work(units: list[_Unit], threads: int, run: _Run, progress: Progress | None) -> None:
+    """Run the units on ``threads`` threads; re-raise the first error of any of them."""
+    wanted = _cost_without_numpy(units, run.tile) > _NUMPY_COST
+    numpy = _NumpyImport(wanted)
+    queue = _Queue(units)
+    failures: list[BaseException] = []
+    idle = threading.Semaphore(0)
+
+    def body() -> None:
+        try:
+            mover = Mover(run.ends, 2 * run.tile)
+            run.movers.append(mover)
+            tiler = Tiler(run.tile, run.tile)
+            while not run.stop.is_set():
+                unit = queue.next(numpy.module is not None or not wanted)
+                if unit is None:
+                    return
+                if unit.strided:
+                    numpy.wait()
+                mover.numpy = numpy.module
+                run.do(unit, mover, tiler)
+        except BaseException as problem:
+            failures.append(problem)
+            run.stop.set()
+        finally:
+            idle.release()
+
+    workers = [
+        threading.Thread(target=body, name=f"tpshard-{number}", daemon=True)
+        for number in range(min(threads, len(units)))
+    ]
+    reported = 0
+
+    def report() -> None:
+        nonlocal reported
+        if progress is not None:
+            moved = sum(mover.bytes_written for mover in run.movers)
+            if moved > reported:
+                progress(moved - reported)
+                reported = moved
+
+    try:
+        for worker in workers:
+            worker.start()
+        for _ in workers:
+            if progress is None:
+                idle.acquire()
+            else:
+                while not idle.acquire(timeout=_TICK):
+                    report()
+        if not failures:
+            report()
+    except BaseException:  # also what a signal raises here: the workers end after the tile at hand
+        run.stop.set()
+        raise
+    finally:
+        for worker in workers:
+            if worker.ident is not None:
+                worker.join()
+    if failures:
+        raise failures[0]
+
+
+def _with_origins(
+    findings: Findings, tasks: Sequence[Task], reads: Sequence[Extent], sources: Sequence[Path]
+) -> list[Difference]:
+    """Name in each content difference the source file that its first byte comes from."""
+    wrong = findings.by_write()
+    if wrong:
+        for task in tasks:
+            for write in task.writes:
+                if write in wrong:
+                    read = origin(task, write, wrong[write].offset)
+                    if read is not None:
+                        findings.name_origin(write, sources[reads[read].file].name)
+    return findings.sorted()

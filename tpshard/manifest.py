@@ -1,0 +1,387 @@
+"""``tpshard.json``: what a directory of shards holds, where it came from, and how to undo the cut.
+
+It is written last: its presence is the commit. A reader needs no converter: dimensions are given as
+segments of axes, so any other degree can be worked out from the manifest alone, and as the runs of
+every rank, so that no algebra is needed to read the files. Format version 1; a newer one is refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from .degrees import axes_of
+from .digest import ALGORITHMS
+from .dimtext import axis_fields, dim_texts, parse_axis, parse_dim, runs_text
+from .errors import DamagedError, LayoutError, UnsupportedError
+from .fields import Fields
+from .header import Frame, WeightsFile, frame_reader, read_header
+from .layout import Layout, cut_layout
+from .matching import Logical
+from .partition import Axis, Dim, partition, replicated
+from .strictjson import parse_object
+from .table import template_of
+from .torchfile import read_torch
+
+NAME = "tpshard.json"
+FORMAT = "tpshard"
+VERSION = 1
+LARGEST = 1 << 30  # bytes of a manifest; 10,000 tensors on 64 ranks take about 30 MB
+LARGEST_FRAME = 1 << 28  # bytes of all headers of a source together
+
+_AGAIN = "copy the directory again, or split again"
+
+
+@dataclass(frozen=True)
+class Note:
+    """What is to be known about a tensor besides its cut: its role in the model, and how ranks treat it."""
+
+    role: str
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A weights file of the source: every byte of it that is not tensor data is kept in ``frame``.
+
+    ``rebuilt`` marks a file whose header was written anew because it also held a stale tensor.
+    """
+
+    name: str
+    size: int
+    format: str
+    frame: Frame
+    rebuilt: bool = False
+
+
+@dataclass(frozen=True)
+class SideFile:
+    """A file carried along byte for byte."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class RankFile:
+    """A file of a rank, with the digest of every tensor in it, in stored order."""
+
+    name: str
+    rank: int
+    size: int
+    digests: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The checkpoint that was cut."""
+
+    label: str
+    family: str
+    config_sha256: str
+    files: tuple[SourceFile, ...]
+    index: tuple[str, bytes] | None
+    digests: tuple[str, ...]  # of every logical tensor, in source order
+
+    def content(self, tensors: Sequence[Logical]) -> str:
+        """sha256 over names, dtypes, shapes and digests of all tensors: the identity of the weights."""
+        state = hashlib.sha256()
+        digests = self.digests or ("",) * len(tensors)
+        for tensor, digest in zip(tensors, digests, strict=True):
+            line = f"{tensor.name}\0{tensor.dtype}\0{list(tensor.shape)}\0{digest}\n"
+            state.update(line.encode("utf-8", "surrogatepass"))
+        return state.hexdigest()
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything that ``tpshard.json`` says.
+
+    ``algorithm`` names the digest of the tensors, "" where none was taken; ``max_file_bytes`` is the
+    size limit under which the ranks' files were numbered, 0 for none.
+    """
+
+    tp_size: int
+    tensors: tuple[Logical, ...]
+    dims: Mapping[str, tuple[Dim, ...]]
+    notes: Mapping[str, Note]
+    aliases: Mapping[str, str]
+    origin: Origin
+    side_files: tuple[SideFile, ...]
+    files: tuple[RankFile, ...]
+    algorithm: str
+    max_file_bytes: int
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The layout of the files."""
+        return cut_layout(self.tensors, self.dims, self.tp_size)
+
+    @cached_property
+    def content(self) -> str:
+        """The identity of the weights, whatever their layout."""
+        return self.origin.content(self.tensors)
+
+
+def dumped(manifest: Manifest) -> bytes:
+    """The manifest as sorted UTF-8 JSON, one entry of the long lists a line."""
+    axes = list(axes_of(manifest.dims))
+    numbered: dict[Dim, int] = {}
+    for tensor in manifest.tensors:
+        for dim in manifest.dims[tensor.name]:
+            if dim.axes:
+                numbered.setdefault(dim, len(numbered))
+    origin = manifest.origin
+    document: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "tp_size": manifest.tp_size,
+        "family": origin.family,
+        "config_sha256": origin.config_sha256,
+        "content": manifest.content,
+        "layout": manifest.layout.digest,
+        "algorithm": manifest.algorithm,
+        "max_file_bytes": manifest.max_file_bytes,
+        "axes": {axis.name: _axis_json(axis, manifest.tp_size) for axis in axes},
+        "dims": [
+            {
+                "extent": dim.extent,
+                "ranks": [runs_text(runs) for runs in partition(dim, manifest.tp_size).ranks],
+                "segments": dim_texts(dim),
+            }
+            for dim in numbered
+        ],
+        "tensors": _tensor_groups(manifest, numbered),
+        "aliases": dict(manifest.aliases),
+        "source": {
+            "label": origin.label,
+            "digests": list(origin.digests),
+            "index": None if origin.index is None else {"name": origin.index[0], "bytes": _packed(origin.index[1])},
+            "files": [
+                {
+                    "name": file.name,
+                    "size": file.size,
+                    "format": file.format,
+                    "rebuilt": file.rebuilt,
+                    "frame": [{"at": at, "bytes": _packed(data)} for at, data in file.frame],
+                }
+                for file in origin.files
+            ],
+        },
+        "side_files": [{"path": f.path, "size": f.size, "sha256": f.sha256} for f in manifest.side_files],
+        "files": [
+            {"name": f.name, "rank": f.rank, "size": f.size, "digests": list(f.digests)} for f in manifest.files
+        ],
+    }
+    return _lines(document).encode("utf-8")
+
+
+def _axis_json(axis: Axis, tp_size: int) -> dict[str, object]:
+    units = {view: [f"{start}:{stop}" for start, stop in axis.bounds(view, tp_size)] for view in axis.views()}
+    return {**axis_fields(axis), "ranks": units}
+
+
+def _tensor_groups(manifest: Manifest, numbered: Mapping[Dim, int]) -> list[dict[str, Any]]:
+    """Tensors by name pattern; names are listed only where one pattern has tensors of several kinds."""
+    groups: dict[tuple[object, ...], list[str]] = {}
+    kinds: dict[str, set[tuple[object, ...]]] = {}
+    for tensor in manifest.tensors:
+        template = template_of(tensor.name)[0]
+        cut = tuple([numbered[dim] if dim.axes else None for dim in manifest.dims[tensor.name]])
+        key = (template, tensor.dtype, tensor.shape, cut, manifest.notes[tensor.name])
+        groups.setdefault(key, []).append(tensor.name)
+        kinds.setdefault(template, set()).add(key)
+    out = []
+    for (template, dtype, shape, cut, note), names in groups.items():
+        entry: dict[str, Any] = {"pattern": template, "count": len(names), "dtype": dtype, "shape": list(shape), "cut": list(cut)}  # type: ignore[call-overload]
+        entry |= {"role": note.role, "note": note.text}  # type: ignore[attr-defined]
+        if len(kinds[str(template)]) > 1:
+            entry["names"] = names
+        out.append(entry)
+    return out
+
+
+def _packed(data: bytes) -> str:
+    return base64.b64encode(zlib.compress(data, 6)).decode("ascii")
+
+
+def _lines(document: Mapping[str, Any]) -> str:
+    """Sorted JSON with a line for each top-level member and each entry of a list of objects."""
+
+    def short(value: Any) -> str:
+        return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(", ", ": "))
+
+    parts = []
+    for key in sorted(document):
+        value = document[key]
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            text = "[\n  " + ",\n  ".join(map(short, value)) + "\n ]"
+        else:
+            text = short(value)
+        parts.append(f" {json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def parsed(raw: bytes, where: str) -> Manifest:
+    """Read a manifest back and check that it agrees with itself.
+
+    ``where`` opens every message (the path of the file).
+
+    Raises:
+        DamagedError: it is not a manifest, contradicts itself, or was edited.
+        UnsupportedError: it is of a newer format version.
+    """
+    document = Fields(parse_object(raw, where, f"{_AGAIN}.".capitalize()), where, _AGAIN)
+    if "format" not in document or document["format"].value != FORMAT:
+        document.wrong(f"is not a manifest of {FORMAT}")
+    version = document["version"].whole(1)
+    if version > VERSION:
+        raise UnsupportedError(
+            f"{where} has format version {version} and this tpshard reads up to {VERSION}; install a newer tpshard"
+        )
+    try:
+        return _parsed(document)
+    except (LayoutError, UnsupportedError) as error:
+        document.wrong(f"contradicts itself: {error}")
+
+
+def _parsed(document: Fields) -> Manifest:
+    tp_size = document["tp_size"].whole(1, 1 << 20)
+    source = document["source"]
+    files = tuple(_source_file(item) for item in source["files"].items())
+    if sum(len(data) for file in files for _, data in file.frame) > LARGEST_FRAME:
+        source.wrong(f"holds headers of more than {LARGEST_FRAME} bytes")
+    tensors = tuple(
+        Logical(t.name, t.dtype, t.shape) for file in files for t in reread(file, document.where).tensors
+    )
+    if len({tensor.name for tensor in tensors}) != len(tensors):
+        source.wrong("names a tensor twice")
+    axes = {name: parse_axis(name, item.value) for name, item in document["axes"].pairs() if isinstance(item.value, dict)}
+    dims, notes = _dims_of(document, tensors, axes, tp_size)
+    index = source["index"]
+    algorithm = document["algorithm"].text()
+    manifest = Manifest(
+        tp_size,
+        tensors,
+        dims,
+        notes,
+        {alias: target.text() for alias, target in document["aliases"].pairs()},
+        Origin(
+            source["label"].text(),
+            document["family"].text(),
+            document["config_sha256"].text(),
+            files,
+            None if index.value is None else (plain_name(index["name"]), _unpacked(index["bytes"], LARGEST_FRAME)),
+            tuple(source["digests"].texts()),
+        ),
+        tuple(
+            SideFile(plain_name(item["path"]), item["size"].whole(), item["sha256"].text())
+            for item in document["side_files"].items()
+        ),
+        tuple(
+            RankFile(
+                plain_name(item["name"]), item["rank"].whole(0, tp_size - 1), item["size"].whole(), tuple(item["digests"].texts())
+            )
+            for item in document["files"].items()
+        ),
+        algorithm,
+        document["max_file_bytes"].whole(),
+    )
+    if algorithm not in ("", *ALGORITHMS):
+        document["algorithm"].wrong(f"is {algorithm!r}, a digest that this tpshard does not know")
+    if len(manifest.origin.digests) != (len(tensors) if algorithm else 0):
+        source["digests"].wrong(f"has {len(manifest.origin.digests)} digests for {len(tensors)} tensors")
+    if manifest.layout.digest != document["layout"].text():
+        document["layout"].wrong("does not belong to the cuts that the manifest describes")
+    if manifest.content != document["content"].text():
+        document["content"].wrong("does not belong to the tensors and digests that the manifest lists")
+    return manifest
+
+
+def _dims_of(
+    document: Fields, tensors: Sequence[Logical], axes: Mapping[str, Axis], tp_size: int
+) -> tuple[dict[str, tuple[Dim, ...]], dict[str, Note]]:
+    numbered: list[Dim] = []
+    for item in document["dims"].items():
+        dim = parse_dim(item["segments"].texts(), axes)
+        if [runs_text(runs) for runs in partition(dim, tp_size).ranks] != item["ranks"].texts():
+            item.wrong("lists runs that do not follow from its segments")
+        numbered.append(dim)
+    by_name: dict[str, Fields] = {}
+    by_pattern: dict[str, Fields] = {}
+    for item in document["tensors"].items():
+        if "names" in item:
+            by_name.update(dict.fromkeys(item["names"].texts(), item))
+        else:
+            by_pattern[item["pattern"].text()] = item
+    dims: dict[str, tuple[Dim, ...]] = {}
+    notes: dict[str, Note] = {}
+    known: dict[tuple[int, tuple[int, ...]], tuple[tuple[Dim, ...], Note]] = {}
+    for tensor in tensors:
+        found = by_name.get(tensor.name) or by_pattern.get(template_of(tensor.name)[0])
+        if found is None:
+            document["tensors"].wrong(f"does not describe {tensor.name}")
+        if found["dtype"].value != tensor.dtype or found["shape"].value != list(tensor.shape):
+            found.wrong(f"gives another dtype or shape than the header of {tensor.name}: {tensor.dtype} {tensor.shape}")
+        key = id(found.value), tensor.shape
+        if key not in known:
+            cut = [None if item.value is None else numbered_at(item, numbered) for item in found["cut"].items()]
+            whole = [dim or replicated(length) for dim, length in zip(cut, tensor.shape, strict=False)]
+            if len(cut) != len(tensor.shape) or [dim.extent for dim in whole] != list(tensor.shape):
+                found.wrong(f"does not fit the shape {list(tensor.shape)} of {tensor.name}")
+            known[key] = tuple(whole), Note(found["role"].text(), found["note"].text())
+        dims[tensor.name], notes[tensor.name] = known[key]
+    return dims, notes
+
+
+def numbered_at(item: Fields, numbered: Sequence[Dim]) -> Dim:
+    """The dimension with the number that the field gives."""
+    return numbered[item.whole(0, len(numbered) - 1)]
+
+
+def _source_file(item: Fields) -> SourceFile:
+    size = item["size"].whole()
+    frame: list[tuple[int, bytes]] = []
+    for part in item["frame"].items():
+        frame.append((part["at"].whole(0, size), _unpacked(part["bytes"], min(size, LARGEST_FRAME))))
+    return SourceFile(plain_name(item["name"]), size, item["format"].text(), tuple(frame), item["rebuilt"].flag())
+
+
+def _unpacked(item: Fields, limit: int) -> bytes:
+    """The bytes of a packed field, never more than ``limit`` however they were packed."""
+    try:
+        inflate = zlib.decompressobj()
+        data = inflate.decompress(base64.b64decode(item.text(), validate=True), limit + 1)
+    except (ValueError, zlib.error):
+        item.wrong("does not unpack")
+    if len(data) > limit or not inflate.eof:
+        item.wrong(f"unpacks to more than {limit} bytes")
+    return data
+
+
+def plain_name(item: Fields) -> str:
+    """A relative path that stays inside the directory."""
+    name = item.text()
+    parts = name.split("/")
+    if not name or "\\" in name or "\0" in name or any(part in ("", ".", "..") for part in parts):
+        item.wrong(f"is {name[:80]!r}, not a plain path inside the directory")
+    return name
+
+
+def reread(file: SourceFile, where: str) -> WeightsFile:
+    """Parse a source file's header again, from the bytes that the manifest keeps of it.
+
+    Raises:
+        DamagedError: the bytes are not those of a weights file.
+    """
+    reader = {"safetensors": read_header, "torch": read_torch}.get(file.format)
+    if reader is None:
+        raise DamagedError(f"{where}: source file {file.name} has the unknown format {file.format!r}; {_AGAIN}")
+    return reader(frame_reader(file.frame, file.name), file.size, file.name)

@@ -1,0 +1,367 @@
+"""Axes, and how their units are dealt to the ranks of a tensor-parallel group.
+
+An *axis* (feed-forward width, attention heads, vocabulary) is cut once, whatever number of tensors
+lie along it. It has one or more *views*, the units that tensors refer to: attention has the views
+``query`` and ``kv``. Units are dealt in order; where they do not divide, the first ranks take one
+more. A dimension of a tensor is then a sequence of segments, each a run of some view's units; the
+order of the segments is the stored order, so every fusion is data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import gcd
+from typing import NamedTuple, Union
+
+from .errors import LayoutError, UnsupportedError, UsageError
+from .intervals import PAD, Run, Runs, joined, total, whole
+
+Bounds = tuple[int, int]  # units [start, stop) of one rank
+
+
+def dealt(units: int, tp_size: int) -> tuple[Bounds, ...]:
+    """``units`` dealt in order to ``tp_size`` ranks; the first ``units % tp_size`` ranks get one more."""
+    base, extra = divmod(units, tp_size)
+    cuts = [rank * base + min(rank, extra) for rank in range(tp_size + 1)]
+    return tuple(zip(cuts, cuts[1:], strict=False))
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Something that is cut once for all tensors along it. Subclasses say how.
+
+    ``step`` units must stay together (a quantisation group, an FP8 block, a packing factor).
+    """
+
+    name: str
+
+    kind = "axis"
+
+    def views(self) -> dict[str, int]:
+        """Unit count of every view."""
+        raise LayoutError(f"axis {self.name} has no views")
+
+    def parts(self) -> int:
+        """The most ranks that this axis can serve."""
+        raise LayoutError(f"axis {self.name} has no parts")
+
+    def bounds(self, view: str, tp_size: int) -> tuple[Bounds, ...]:
+        """Units ``[start, stop)`` of ``view`` on every rank; ranks may share units (replication)."""
+        raise LayoutError(f"axis {self.name} cannot be dealt")
+
+    def padding(self, tp_size: int) -> tuple[int, ...]:
+        """Padding units on every rank."""
+        return (0,) * tp_size
+
+    def is_equal(self, tp_size: int) -> bool:
+        """Whether every rank of ``tp_size`` holds the same number of units of every view."""
+        if not 1 <= tp_size <= self.parts():
+            return False
+        for view in self.views():
+            sizes = {
+                stop - start + pad
+                for (start, stop), pad in zip(self.bounds(view, tp_size), self.padding(tp_size), strict=True)
+            }
+            if len(sizes) != 1:
+                return False
+        return True
+
+    def describe(self) -> str:
+        """The axis in words, for messages: ``6 query heads over 2 kv heads``."""
+        return ", ".join(f"{count} {view} units" for view, count in self.views().items())
+
+
+@dataclass(frozen=True)
+class Units(Axis):
+    """An axis of ``count`` like units: feed-forward channels, heads that share nothing, experts."""
+
+    count: int
+    step: int = 1
+    noun: str = "units"
+
+    kind = "units"
+
+    def views(self) -> dict[str, int]:
+        return {"unit": self.count}
+
+    def parts(self) -> int:
+        return -(-self.count // self.step)
+
+    def bounds(self, view: str, tp_size: int) -> tuple[Bounds, ...]:
+        return tuple(
+            (min(start * self.step, self.count), min(stop * self.step, self.count))
+            for start, stop in dealt(self.parts(), tp_size)
+        )
+
+    def describe(self) -> str:
+        grouped = f" in {self.parts()} groups of {self.step} that must stay whole" if self.step > 1 else ""
+        return f"{self.count} {self.noun}{grouped}"
+
+    def each(self, size: int = 1) -> Dim:
+        """A dimension that stores ``size`` indices for every unit, in order."""
+        return Dim((Segment(self, "unit", 0, self.count, size),))
+
+
+@dataclass(frozen=True)
+class Heads(Axis):
+    """Query heads in groups that share one KV head, cut as one decision.
+
+    A rank holds whole KV groups, or a part of one group with a copy of its KV head; it never
+    straddles two groups of which it holds only parts. Mamba-2 heads and their B/C groups are the
+    same thing. ``step`` query heads must stay together.
+
+    Raises:
+        UnsupportedError: the query heads are not a multiple of the KV heads.
+    """
+
+    query_heads: int
+    kv_heads: int
+    step: int = 1
+    noun: str = "query heads"
+    group_noun: str = "kv heads"
+
+    kind = "heads"
+
+    def __post_init__(self) -> None:
+        if self.kv_heads < 1 or self.query_heads < 1 or self.query_heads % self.kv_heads:
+            raise UnsupportedError(
+                f"{self.query_heads} {self.noun} cannot be grouped over {self.kv_heads} {self.group_noun}; "
+                "correct the counts in config.json"
+            )
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one KV head."""
+        return self.query_heads // self.kv_heads
+
+    def views(self) -> dict[str, int]:
+        return {"query": self.query_heads, "kv": self.kv_heads}
+
+    def _bundles(self) -> int:
+        """Indivisible bundles of whole KV groups."""
+        together = self.step // gcd(self.step, self.group)
+        return -(-self.kv_heads // together)
+
+    def parts(self) -> int:
+        if self.group % self.step == 0:
+            return self.query_heads // self.step
+        return self._bundles()
+
+    def bounds(self, view: str, tp_size: int) -> tuple[Bounds, ...]:
+        query = _query_bounds(self, tp_size)
+        if view == "query":
+            return query
+        return tuple((start // self.group, -(-stop // self.group)) for start, stop in query)
+
+    def describe(self) -> str:
+        grouped = f" in runs of {self.step} that must stay whole" if self.step > 1 else ""
+        return f"{self.query_heads} {self.noun}{grouped} over {self.kv_heads} {self.group_noun}"
+
+    def query(self, size: int) -> Dim:
+        """A dimension with ``size`` indices for every query head."""
+        return Dim((Segment(self, "query", 0, self.query_heads, size),))
+
+    def kv(self, size: int) -> Dim:
+        """A dimension with ``size`` indices for every KV head."""
+        return Dim((Segment(self, "kv", 0, self.kv_heads, size),))
+
+    def grouped(self, query: int, *kv: int) -> Dim:
+        """A dimension that stores, group after group, its query heads and then its KV parts.
+
+        ``query`` indices a query head, then for each of ``kv`` so many indices of the group's KV
+        head: ``grouped(d, d, d)`` is Falcon's ``[group][q ... q k v][d]`` and, with one query head a
+        group, GPT-NeoX's ``[head][q k v][d]``.
+        """
+        segments: list[Segment] = []
+        for group in range(self.kv_heads):
+            segments.append(Segment(self, "query", group * self.group, (group + 1) * self.group, query))
+            segments += [Segment(self, "kv", group, group + 1, size) for size in kv]
+        return Dim(tuple(segments))
+
+
+@lru_cache(maxsize=4096)
+def _query_bounds(heads: Heads, tp_size: int) -> tuple[Bounds, ...]:
+    bundles = heads._bundles()
+    if tp_size <= bundles:
+        size = -(-heads.kv_heads // bundles) * heads.group
+        return tuple(
+            (min(start * size, heads.query_heads), min(stop * size, heads.query_heads))
+            for start, stop in dealt(bundles, tp_size)
+        )
+    # More ranks than groups: every group gets some ranks, and deals its own query heads to them.
+    out: list[Bounds] = []
+    for group, (first, last) in enumerate(dealt(tp_size, heads.kv_heads)):
+        base = group * heads.group
+        for start, stop in dealt(heads.group // heads.step, last - first):
+            out.append((base + start * heads.step, base + stop * heads.step))
+    return tuple(out)
+
+
+@dataclass(frozen=True)
+class Padded(Axis):
+    """An axis that is padded with zeros to a multiple of the degree: the vocabulary.
+
+    Every rank stores ``ceil(count / tp_size)`` units, rounded up to ``multiple``; the last ones hold
+    the padding. Padding is a fill, not an index: merge and reshard take it off again.
+    """
+
+    count: int
+    multiple: int = 1
+    noun: str = "vocabulary rows"
+
+    kind = "padded"
+
+    def views(self) -> dict[str, int]:
+        return {"unit": self.count}
+
+    def parts(self) -> int:
+        return self.count
+
+    def _each(self, tp_size: int) -> int:
+        return -(-self.count // (tp_size * self.multiple)) * self.multiple
+
+    def bounds(self, view: str, tp_size: int) -> tuple[Bounds, ...]:
+        each = self._each(tp_size)
+        return tuple((min(r * each, self.count), min((r + 1) * each, self.count)) for r in range(tp_size))
+
+    def padding(self, tp_size: int) -> tuple[int, ...]:
+        each = self._each(tp_size)
+        return tuple(each - (stop - start) for start, stop in self.bounds("unit", tp_size))
+
+    def describe(self) -> str:
+        return f"{self.count} {self.noun}"
+
+    def each(self, size: int = 1) -> Dim:
+        """A dimension that stores ``size`` indices for every unit, padding units last."""
+        return Dim((Segment(self, "unit", 0, self.count, size),))
+
+
+class Segment(NamedTuple):
+    """``size`` stored indices for each unit ``[start, stop)`` of an axis' view, or ``size`` whole ones.
+
+    With ``axis`` None every rank holds all ``size`` indices.
+    """
+
+    axis: Axis | None
+    view: str
+    start: int
+    stop: int
+    size: int
+
+    @property
+    def length(self) -> int:
+        return self.size if self.axis is None else (self.stop - self.start) * self.size
+
+
+@dataclass(frozen=True)
+class Dim:
+    """One dimension of a tensor as a sequence of segments, in stored order.
+
+    ``a + b`` stores b after a; ``a * 2`` stores a twice (``[gate; up]``).
+    """
+
+    segments: tuple[Segment, ...]
+
+    def __add__(self, other: Dim) -> Dim:
+        return Dim(self.segments + other.segments)
+
+    def __mul__(self, times: int) -> Dim:
+        return Dim(self.segments * times)
+
+    @property
+    def extent(self) -> int:
+        return sum(segment.length for segment in self.segments)
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """The axes along which this dimension is cut, each once, in order."""
+        return tuple(dict.fromkeys(s.axis for s in self.segments if s.axis is not None))
+
+
+def replicated(extent: int) -> Dim:
+    """A dimension, or a segment of one, that every rank holds whole."""
+    return Dim((Segment(None, "", 0, 1, extent),))
+
+
+AnyDim = Union[Dim, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Which runs of one dimension every rank stores, in order.
+
+    ``extent`` counts logical indices, padding excluded. A rank with no runs does not store the
+    tensor at all. Compared by identity: :func:`partition` returns one object for one value.
+    """
+
+    extent: int
+    ranks: tuple[Runs, ...]
+
+    @property
+    def tp_size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every rank holds all indices in their order."""
+        every = whole(self.extent)
+        return all(runs == every for runs in self.ranks)
+
+    def length(self, rank: int) -> int:
+        return total(self.ranks[rank])
+
+
+@lru_cache(maxsize=65536)
+def interned(extent: int, ranks: tuple[Runs, ...]) -> Partition:
+    """The one Partition of this value.
+
+    Raises:
+        LayoutError: a run leaves ``[0, extent)`` or a rank holds an index twice.
+    """
+    for rank, runs in enumerate(ranks):
+        last = 0
+        for run in sorted(run for run in runs if run.start != PAD):
+            if run.length < 0 or run.start < last or run.start + run.length > extent:
+                raise LayoutError(f"rank {rank} holds {run.start}:{run.start + run.length} of {extent} out of bounds")
+            last = run.start + run.length
+    return Partition(extent, ranks)
+
+
+@lru_cache(maxsize=65536)
+def partition(dim: Dim, tp_size: int) -> Partition:
+    """The dimension cut over ``tp_size`` ranks: for each rank its units of each segment, in stored order.
+
+    Raises:
+        UnsupportedError: an axis has fewer indivisible parts than there are ranks.
+        LayoutError: a padded axis does not come last in the dimension.
+    """
+    ranks: list[list[Run]] = [[] for _ in range(tp_size)]
+    at = 0
+    for segment in dim.segments:
+        axis = segment.axis
+        if axis is None:
+            for runs in ranks:
+                runs.append(Run(at, segment.size))
+        else:
+            require(axis, tp_size)
+            bounds, padding = axis.bounds(segment.view, tp_size), axis.padding(tp_size)
+            for runs, (start, stop), pad in zip(ranks, bounds, padding, strict=True):
+                low, high = max(start, segment.start), min(stop, segment.stop)
+                if high > low:
+                    runs.append(Run(at + (low - segment.start) * segment.size, (high - low) * segment.size))
+                if pad:
+                    runs.append(Run(PAD, pad * segment.size))
+        at += segment.length
+    return interned(at, tuple(joined(runs) for runs in ranks))
+
+
+def require(axis: Axis, tp_size: int) -> None:
+    """Raise unless ``axis`` can serve ``tp_size`` ranks."""
+    if tp_size < 1:
+        raise UsageError(f"a degree of {tp_size} makes no sense; the tensor-parallel degree is a whole number from 1")
+    if tp_size > axis.parts():
+        raise UnsupportedError(
+            f"{tp_size} ranks cannot share the axis '{axis.name}' ({axis.describe()}): "
+            f"at most {axis.parts()} ranks can; choose a degree from 1 to {axis.parts()}"
+        )

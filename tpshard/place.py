@@ -1,0 +1,156 @@
+"""Gives every stored tensor of a layout its place in a file, and makes the files' headers.
+
+Files of the native layout hold the tensors of one rank in source order, so that reading a source
+front to back writes every target front to back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .errors import DamagedError
+from .header import WeightsFile, build_header
+from .layout import Layout
+from .plan import Placed, PlacedFile, nbytes_of
+from .routing import Extent
+
+ALIGN = 4096  # data of the native layout starts at a page, so that it can be read directly or mapped
+_RANK, _CONTENT = "tpshard.rank", "tpshard.content"
+_UNKNOWN = "-" * 64  # stands for the content digest until the data has passed
+
+
+class Headed(NamedTuple):
+    """A placed layout and the first bytes of every file."""
+
+    placed: Placed
+    headers: tuple[bytes, ...]
+
+
+def rank_file_name(rank: int, tp_size: int, part: int = 0, parts: int = 1) -> str:
+    """``model-tp-03-of-08.safetensors``, with ``-00001-of-00002`` before the suffix where there are parts."""
+    width = max(2, len(str(tp_size)))
+    numbered = f"-{part + 1:05d}-of-{parts:05d}" if parts > 1 else ""
+    return f"model-tp-{rank:0{width}d}-of-{tp_size:0{width}d}{numbered}.safetensors"
+
+
+def rank_metadata(rank: int, tp_size: int, layout: str, content: str) -> dict[str, str]:
+    """What a rank's file says of itself: a stray or exchanged file is recognised by it."""
+    return {
+        "format": "pt",
+        "tpshard.version": "1",
+        _RANK: f"{rank:0{len(str(tp_size))}d}",
+        "tpshard.tp_size": str(tp_size),
+        "tpshard.layout": layout,
+        _CONTENT: content,
+    }
+
+
+def place_native(layout: Layout, max_file_bytes: int = 0) -> Headed:
+    """One file a rank, in numbered parts where ``max_file_bytes`` is not 0.
+
+    The headers lack the digest of the content, which :func:`sealed` fills in when it is known.
+
+    Raises:
+        UnsupportedError: a header would outgrow the format's limit.
+    """
+    size = layout.size
+    extents: list[list[Extent | None]] = [[None] * size for _ in layout.stored]
+    files: list[PlacedFile] = []
+    headers: list[bytes] = []
+    made: dict[tuple[object, ...], bytes] = {}
+    for rank in range(size):
+        held = [(n, bytes_) for n, s in enumerate(layout.stored) if (bytes_ := nbytes_of(s, rank)) is not None]
+        parts = _parts(held, max_file_bytes)
+        for part, members in enumerate(parts):
+            key = tuple([layout.stored[n].shape(rank) for n, _ in members]), members[0][0] if members else -1
+            blank = made.get(key)
+            if blank is None:
+                blank = made[key] = build_header(
+                    [(layout.stored[n].name, layout.stored[n].dtype, layout.stored[n].shape(rank) or ()) for n, _ in members],
+                    rank_metadata(0, size, layout.digest, _UNKNOWN),
+                    ALIGN,
+                )
+            at = len(blank)
+            for n, length in members:
+                extents[n][rank] = Extent(layout.stored[n].name, len(files), at, length)
+                at += length
+            files.append(PlacedFile(rank_file_name(rank, size, part, len(parts)), at, rank))
+            headers.append(_replaced(blank, _RANK, 0, rank, len(str(size))))
+    return Headed(Placed(layout, tuple(files), tuple(map(tuple, extents))), tuple(headers))
+
+
+def sealed(header: bytes, content: str) -> bytes:
+    """A native file's header with the digest of the content filled in."""
+    return header.replace(f'"{_CONTENT}":"{_UNKNOWN}"'.encode(), f'"{_CONTENT}":"{content}"'.encode(), 1)
+
+
+def _replaced(header: bytes, key: str, old: int, new: int, width: int) -> bytes:
+    return header.replace(f'"{key}":"{old:0{width}d}"'.encode(), f'"{key}":"{new:0{width}d}"'.encode(), 1)
+
+
+def _parts(held: Sequence[tuple[int, int]], limit: int) -> list[list[tuple[int, int]]]:
+    """Tensors in order, in as few parts as keep each within ``limit`` bytes; a larger tensor has its own."""
+    parts: list[list[tuple[int, int]]] = [[]]
+    filled = 0
+    for number, length in held:
+        if limit and parts[-1] and filled + length > limit:
+            parts.append([])
+            filled = 0
+        parts[-1].append((number, length))
+        filled += length
+    return parts
+
+
+def place_repacked(layout: Layout, max_file_bytes: int) -> Headed:
+    """A checkpoint that is not cut, in ``model.safetensors`` or as many numbered files as the limit asks for."""
+    lengths = [(n, nbytes_of(stored, 0) or 0) for n, stored in enumerate(layout.stored)]
+    parts = _parts(lengths, max_file_bytes)
+    extents: list[tuple[Extent | None, ...]] = [()] * len(layout.stored)
+    files, headers = [], []
+    for part, members in enumerate(parts):
+        header = build_header(
+            [(layout.stored[n].name, layout.stored[n].dtype, layout.stored[n].shape(0) or ()) for n, _ in members],
+            {"format": "pt"},
+        )
+        at = len(header)
+        for n, length in members:
+            extents[n] = (Extent(layout.stored[n].name, part, at, length),)
+            at += length
+        many = len(parts) > 1
+        name = f"model-{part + 1:05d}-of-{len(parts):05d}.safetensors" if many else "model.safetensors"
+        files.append(PlacedFile(name, at, 0))
+        headers.append(header)
+    return Headed(Placed(layout, tuple(files), tuple(extents)), tuple(headers))
+
+
+def place_opened(layout: Layout, files: Sequence[tuple[WeightsFile, int]]) -> Placed:
+    """The layout where files that exist already hold it: ``files`` are (file, rank).
+
+    Raises:
+        DamagedError: a file holds a tensor that the layout does not put there, lacks one, or holds it in
+            another shape or dtype.
+    """
+    numbers = {stored.name: n for n, stored in enumerate(layout.stored)}
+    extents: list[list[Extent | None]] = [[None] * layout.size for _ in layout.stored]
+    for number, (file, rank) in enumerate(files):
+        for info in file.tensors:
+            n = numbers.get(info.name)
+            shape = layout.stored[n].shape(rank) if n is not None else None
+            if n is None or shape is None:
+                raise DamagedError(f"{file.name} holds {info.name}, which does not belong to rank {rank}")
+            if shape != info.shape or layout.stored[n].dtype != info.dtype:
+                raise DamagedError(
+                    f"{file.name} holds {info.name} as {info.dtype} {list(info.shape)} where "
+                    f"{layout.stored[n].dtype} {list(shape)} belongs; the file is of another split"
+                )
+            if extents[n][rank] is not None:
+                raise DamagedError(f"{file.name} holds {info.name}, which another file of rank {rank} also holds")
+            extents[n][rank] = Extent(info.name, number, info.offset, info.nbytes)
+    for n, stored in enumerate(layout.stored):
+        for rank in range(layout.size):
+            if extents[n][rank] is None and stored.shape(rank) is not None:
+                raise DamagedError(f"{stored.name} is missing from the files of rank {rank}; copy them again")
+    placed = tuple(PlacedFile(file.name, file.size, rank) for file, rank in files)
+    return Placed(layout, placed, tuple(map(tuple, extents)))
+

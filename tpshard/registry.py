@@ -1,0 +1,74 @@
+"""Finds the table for a model. Nothing here knows any family: the modules of tpshard.converters do.
+
+A converter module defines ``FAMILY`` (its name), ``MODEL_TYPES`` (the ``model_type`` values of
+config.json that it serves) and ``table(config) -> Table``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
+
+from .config import Config
+from .errors import UnsupportedError
+from .table import Table
+
+
+@lru_cache(maxsize=1)
+def families() -> Mapping[str, ModuleType]:
+    """All converter modules by family name, sorted."""
+    from . import converters
+
+    found: dict[str, ModuleType] = {}
+    for info in pkgutil.iter_modules(converters.__path__):
+        module = importlib.import_module(f"{converters.__name__}.{info.name}")
+        if hasattr(module, "FAMILY"):
+            found[module.FAMILY] = module
+    return dict(sorted(found.items()))
+
+
+@lru_cache(maxsize=1)
+def _by_model_type() -> dict[str, ModuleType]:
+    found: dict[str, ModuleType] = {}
+    for module in families().values():
+        for model_type in module.MODEL_TYPES:
+            if model_type in found:
+                raise RuntimeError(f"two tables claim {model_type!r}: {found[model_type].FAMILY}, {module.FAMILY}")
+            found[model_type] = module
+    return found
+
+
+def family_of(values: Mapping[str, Any]) -> str:
+    """The name of the family that serves this config.
+
+    Raises:
+        UnsupportedError: no table serves the config's ``model_type``.
+    """
+    return str(_module(Config(values)).FAMILY)
+
+
+def table_for(values: Mapping[str, Any]) -> Table:
+    """The table that a checkpoint with this ``config.json`` is cut by.
+
+    Raises:
+        UnsupportedError: no table serves its ``model_type``, or a count is missing.
+        DamagedError: a count is not a whole number.
+    """
+    config = Config(values)
+    table: Table = _module(config).table(config)
+    return table
+
+
+def _module(config: Config) -> ModuleType:
+    model_type = config.model_type
+    module = _by_model_type().get(model_type)
+    if module is None:
+        raise UnsupportedError(
+            f"no table serves model_type {model_type!r}; 'tpshard list families' shows those that do, "
+            "and converters/README.md how to add one"
+        )
+    return module

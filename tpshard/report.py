@@ -1,0 +1,134 @@
+"""Reports as text for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from .degrees import listed
+from .reports import Conversion, Demonstration, Listing, Report, Survey, Verification
+
+
+def render(report: Report) -> str:
+    """The report as lines of text."""
+    if isinstance(report, Conversion):
+        return "\n".join(_conversion(report))
+    if isinstance(report, Verification):
+        return "\n".join(_verification(report))
+    if isinstance(report, Survey):
+        return "\n".join(_survey(report))
+    if isinstance(report, Demonstration):
+        return "\n".join(_demonstration(report))
+    if isinstance(report, Listing):
+        return "\n".join(_listing(report))
+    return str(report.as_json())
+
+
+def size(nbytes: int | float) -> str:
+    """Bytes for people: ``2.47 GB`` (10**9)."""
+    value = float(nbytes)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 1000 or unit == "TB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.2f} {unit}"
+        value /= 1000
+    return ""
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Columns of text, the first to the left and the others to the right."""
+    lines = [list(head), *map(list, rows)]
+    widths = [max(len(line[at]) for line in lines) for at in range(len(head))]
+    return [
+        "  ".join(cell.ljust(width) if at == 0 else cell.rjust(width) for at, (cell, width) in enumerate(zip(line, widths, strict=True))).rstrip()
+        for line in lines
+    ]  # fmt: skip
+
+
+def _conversion(report: Conversion) -> list[str]:
+    done = "would write" if report.dry_run else "wrote"
+    arrow = {
+        "split": f"to {report.to_tp_size} ranks",
+        "reshard": f"from {report.from_tp_size} ranks to {report.to_tp_size}",
+        "merge": f"from {report.from_tp_size} ranks",
+    }[report.verb]
+    total = sum(report.rank_bytes)
+    lines = [f"{report.verb} {report.source} {arrow}: {done} {report.output}"]
+    lines.append(f"  {report.family}, {report.tensors} tensors, {size(total)} in {len(report.files)} files")
+    if report.verb != "merge" and report.to_tp_size > 1:
+        low, high = min(report.rank_bytes), max(report.rank_bytes)
+        each = size(low) if low == high else f"{size(low)} to {size(high)}"
+        lines.append(f"  {each} a rank; sharded fraction {report.sharded_fraction:.4f}")
+    lines += [f"  unequal: {text}" for text in report.uneven]
+    lines += [f"  padding: {text}" for text in report.padding]
+    lines += [f"  needs a sum over ranks: {pattern}" for pattern in report.needs_sum]
+    lines += [f"  added once, whole on every rank: {pattern}" for pattern in report.added_once]
+    lines += [f"  tied: {alias} is {name}" for alias, name in report.aliases.items()]
+    lines += [f"  copied whole, no rule knows it: {name}" for name in report.copied_whole]
+    lines += [f"  left out: {name}" for name in report.left_out]
+    if report.side_files:
+        lines.append(f"  {report.side_files} other files carried")
+    if report.identical_to_source:
+        verdict = "will be" if report.dry_run else "are"
+        lines.append(f"  weight files and index {verdict} the source's, byte for byte (every tensor's digest is checked)")
+    return lines
+
+
+def _verification(report: Verification) -> list[str]:
+    lines = [f"verify {report.shards}: {'passed' if report.passed else 'FAILED'} ({', '.join(report.levels)})"]
+    lines.append(
+        f"  {report.tp_size} ranks, {report.files_checked} files, {report.tensors_checked} tensors, "
+        f"{size(report.bytes_checked)} checked"
+    )
+    lines += [f"  {finding.level}: {finding.message}" for finding in report.findings[:50]]
+    if len(report.findings) > 50:
+        lines.append(f"  and {len(report.findings) - 50} more findings (--json lists all)")
+    lines += [f"  note: {text}" for text in report.warnings]
+    return lines
+
+
+def _survey(report: Survey) -> list[str]:
+    lines = [f"{report.path}: {report.kind}" + (f" on {report.tp_size} ranks" if report.kind == "shards" else "")]
+    kind = f"{report.family}" + (f" ({report.model_type})" if report.model_type not in ("", report.family) else "")
+    dtypes = ", ".join(f"{dtype} {size(held)}" for dtype, held in report.dtypes.items())
+    lines.append(f"  {kind}, {report.tensors} tensors, {size(report.bytes)} ({dtypes}) in {len(report.files)} files")
+    lines += [f"  axis {name}: {text}" for name, text in report.axes.items()]
+    lines.append(f"  degrees: any from 1 to {report.largest_degree}; equal ranks at {listed(report.equal_degrees)}")
+    lines += [f"  needs a sum over ranks: {pattern}" for pattern in report.needs_sum]
+    lines += [f"  added once, whole on every rank: {pattern}" for pattern in report.added_once]
+    lines += [f"  tied: {alias} is {name}" for alias, name in report.aliases.items()]
+    lines += [f"  copied whole, no rule knows it: {name}" for name in report.copied_whole]
+    lines += [f"  left out: {name}" for name in report.left_out]
+    lines += [f"  note: {text}" for text in report.warnings]
+    if report.degrees:
+        rows = []
+        for degree in report.degrees:
+            if not degree.possible:
+                continue
+            low, high = min(degree.rank_bytes), max(degree.rank_bytes)
+            rows.append(
+                (
+                    str(degree.tp_size), "yes" if degree.equal else "no", size(low), size(high),
+                    size(sum(degree.rank_bytes)), f"{degree.sharded_fraction:.4f}",
+                )
+            )  # fmt: skip
+        if rows:
+            lines += ["", *table(("tp", "equal", "smallest rank", "largest rank", "all ranks", "sharded fraction"), rows)]
+        for degree in report.degrees:
+            lines += [f"tp {degree.tp_size}: {text}" for text in (*degree.uneven, *degree.padding)]
+            if not degree.possible:
+                lines.append(f"tp {degree.tp_size}: not possible: {degree.reason}")
+    return lines
+
+
+def _demonstration(report: Demonstration) -> list[str]:
+    lines = table(("step", "ranks", "files", "bytes", "seconds"), [
+        (step.name, str(step.tp_size), str(step.files), size(step.nbytes), f"{step.seconds:.3f}") for step in report.steps
+    ])  # fmt: skip
+    lines += [""] + [f"{'ok ' if check.passed else 'BAD'} {check.claim}" for check in report.checks]
+    lines.append(f"files kept in {report.directory}" if report.directory else "")
+    return lines[:-1] if not report.directory else lines
+
+
+def _listing(report: Listing) -> list[str]:
+    if not report.entries:
+        return [f"no {report.what} yet: only the native layout and Hugging Face checkpoints are written"]
+    return table((report.what, "serves"), [(entry.name, ", ".join(entry.serves)) for entry in report.entries])

@@ -1,0 +1,169 @@
+"""What the operations return: plain data with a versioned JSON form."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+SCHEMA = 1
+
+
+@dataclass
+class Report:
+    """Base of all reports: ``as_json`` is what ``--json`` prints."""
+
+    verb: str
+
+    def as_json(self) -> dict[str, Any]:
+        """The report as JSON values, with the schema's name and version."""
+        return {"schema": f"tpshard.{self.verb}/{SCHEMA}", **asdict(self)}
+
+
+@dataclass
+class Conversion(Report):
+    """What split, reshard or merge did, or with ``dry_run`` would do. Sizes are bytes."""
+
+    source: str
+    output: str
+    family: str
+    from_tp_size: int
+    to_tp_size: int
+    tensors: int
+    dry_run: bool = False
+    bytes_read: int = 0
+    bytes_written: int = 0
+    needed_bytes: int = 0
+    rank_bytes: list[int] = field(default_factory=list)  # of tensors, by rank
+    sharded_fraction: float = 0.0  # 1: everything is cut; 0: everything is on every rank
+    uneven: list[str] = field(default_factory=list)
+    padding: list[str] = field(default_factory=list)
+    needs_sum: list[str] = field(default_factory=list)  # patterns of norms along something cut
+    added_once: list[str] = field(default_factory=list)  # patterns of biases whole on every rank
+    copied_whole: list[str] = field(default_factory=list)  # tensors that no rule knew
+    aliases: dict[str, str] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    side_files: int = 0
+    layout: str = ""
+    content: str = ""
+    algorithm: str = ""
+    identical_to_source: bool | None = None  # merge: whether the weight files are the source's, byte for byte
+
+
+@dataclass
+class Finding:
+    """A difference that verification found."""
+
+    level: str
+    file: str
+    tensor: str
+    message: str
+
+
+@dataclass
+class Verification(Report):
+    """The verdict of ``verify``: passed only if levels were run and none found anything."""
+
+    shards: str
+    against: str | None
+    tp_size: int
+    levels: list[str] = field(default_factory=list)
+    passed: bool = False
+    findings: list[Finding] = field(default_factory=list)
+    files_checked: int = 0
+    tensors_checked: int = 0
+    bytes_checked: int = 0
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Degree:
+    """What one degree costs: bytes of tensors on each rank, padding and replication included."""
+
+    tp_size: int
+    possible: bool
+    equal: bool = False
+    reason: str = ""
+    rank_bytes: list[int] = field(default_factory=list)
+    sharded_fraction: float = 0.0
+    uneven: list[str] = field(default_factory=list)
+    padding: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Survey(Report):
+    """What ``inspect`` and ``plan`` tell of a checkpoint or of shards."""
+
+    path: str
+    kind: str  # "checkpoint" or "shards"
+    family: str
+    model_type: str
+    tensors: int
+    bytes: int
+    dtypes: dict[str, int] = field(default_factory=dict)  # bytes by dtype
+    files: list[str] = field(default_factory=list)
+    tp_size: int = 1
+    axes: dict[str, str] = field(default_factory=dict)
+    equal_degrees: list[int] = field(default_factory=list)
+    largest_degree: int = 1
+    degrees: list[Degree] = field(default_factory=list)
+    aliases: dict[str, str] = field(default_factory=dict)
+    needs_sum: list[str] = field(default_factory=list)
+    added_once: list[str] = field(default_factory=list)
+    copied_whole: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def sharded_fraction(rank_bytes: list[int], total: int) -> float:
+    """``(1 - mean rank bytes / total) / (1 - 1 / ranks)``: 1.0 where everything is cut and nothing replicated."""
+    ranks = len(rank_bytes)
+    if ranks < 2 or not total:
+        return 1.0 if total else 0.0
+    return (1 - sum(rank_bytes) / ranks / total) / (1 - 1 / ranks)
+
+
+@dataclass
+class Entry:
+    """A family or engine, and the model types or versions that it serves."""
+
+    name: str
+    serves: list[str]
+
+
+@dataclass
+class Listing(Report):
+    """What ``list`` lists."""
+
+    what: str
+    entries: list[Entry] = field(default_factory=list)
+
+
+@dataclass
+class Step:
+    """One conversion of the demonstration; ``nbytes`` are those of the weight files."""
+
+    name: str
+    tp_size: int
+    files: int
+    nbytes: int
+    seconds: float
+
+
+@dataclass
+class Check:
+    """A claim of the demonstration and whether it held."""
+
+    claim: str
+    passed: bool
+
+
+@dataclass
+class Demonstration(Report):
+    """What ``demo`` did and proved; ``directory`` is "" where nothing was kept."""
+
+    directory: str
+    passed: bool = False
+    steps: list[Step] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)

@@ -1,0 +1,311 @@
+"""A Hugging Face checkpoint on disk: its weights' headers, its index, its config, and what goes with it.
+
+:func:`open_source` reads headers, the index and config.json, and lists everything else; no tensor
+data is read. What contradicts itself is refused with both numbers: nothing is guessed or filled in.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tpshard.errors import DamagedError, UnsupportedError, UsageError
+from tpshard.header import TensorInfo, WeightsFile, read_header
+from tpshard.listing import Listing, is_weights, list_directory, shown, storage_error
+from tpshard.strictjson import parse_object
+from tpshard.weightsindex import WeightsSet, check_index, choose_weights
+
+_AGAIN = "Download or copy the file again."
+_DIGITS = re.compile(r"([0-9]{1,18})")  # longer runs are cut, so that no conversion is slow
+_MAX_CONFIG_BYTES = 16 << 20
+_MAX_INDEX_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class SideFile:
+    """A file that is carried byte for byte: config.json, the tokenizer, custom code, and so on."""
+
+    path: str  # posix, relative to the checkpoint's root
+    size: int
+
+
+@dataclass(frozen=True)
+class SourceIndex:
+    """The index file of a checkpoint in several files, byte for byte."""
+
+    name: str
+    raw: bytes
+
+
+@dataclass
+class Source:
+    """An opened checkpoint. Nothing is held open; :meth:`check_unchanged` says whether it is still the same."""
+
+    root: Path
+    label: str  # what the user gave: a hub id, or the path's last component
+    config: dict[str, Any]
+    config_raw: bytes
+    files: tuple[WeightsFile, ...]  # in natural order of their names
+    index: SourceIndex | None
+    side_files: tuple[SideFile, ...]  # sorted by path; config.json included, weights and index not
+    left_out: tuple[str, ...]  # "path (why)", sorted
+    warnings: tuple[str, ...]
+    stale: Mapping[int, frozenset[str]] = field(default_factory=dict)  # file index -> names that another file holds
+    _stamps: tuple[tuple[int, int, int], ...] = ()  # size, mtime in ns, inode of each file of `files`
+
+    def tensors(self) -> Iterator[tuple[int, TensorInfo]]:
+        """``(index into files, tensor)`` in file order; copies that the index does not point to are left out."""
+        for number, weights in enumerate(self.files):
+            stale = self.stale.get(number)
+            for info in weights.tensors:
+                if stale is None or info.name not in stale:
+                    yield number, info
+
+    def check_unchanged(self) -> None:
+        """Raise :class:`DamagedError`, naming the file, if size, time or inode of a weights file differ by now."""
+        for weights, stamp in zip(self.files, self._stamps, strict=True):
+            path = self.root / weights.name
+            try:
+                now = _stamp(os.stat(path))
+            except FileNotFoundError:
+                raise DamagedError(f"{shown(path)} has gone since it was opened. Restore it and start again.") from None
+            except OSError as error:
+                raise storage_error(error, path, "looking at it again") from None
+            if now != stamp:
+                raise DamagedError(
+                    f"{shown(path)} has changed since it was opened ({stamp[0]:,} bytes then, {now[0]:,} now). Wait "
+                    "until nothing writes to it, then start again."
+                )
+
+
+def natural_key(name: str) -> tuple[tuple[int | str, ...], str]:
+    """A sort key under which runs of digits compare as numbers: ``layers.2`` before ``layers.10``."""
+    parts = _DIGITS.split(name)
+    return tuple(int(part) if at & 1 else part for at, part in enumerate(parts)), name
+
+
+def open_source(path: str | os.PathLike[str], *, warn: Callable[[str], None] | None = None) -> Source:
+    """Open the checkpoint in the directory ``path``, or, where no such path exists, under the hub id ``path``.
+
+    Accepted are one safetensors file, an index of several, or ``pytorch_model.bin`` in one or indexed;
+    safetensors come first. Each warning goes to ``warn`` as well as into ``warnings``. Raises
+    :class:`UsageError` (not a checkpoint's directory), :class:`UnsupportedError` (weights in another
+    form), :class:`DamagedError` (incomplete, or contradicting itself) or :class:`StorageError`.
+    """
+    root, label = _root(path)
+    listing = list_directory(root)
+    if "tpshard.json" in listing.sizes or "tpshard.json" in listing.broken:
+        raise UsageError(
+            f"{shown(root)} holds tpshard.json: it has been split already. Use `tpshard reshard` for another degree or "
+            "`tpshard merge` to get the checkpoint back."
+        )
+    warnings: list[str] = []
+    chosen = choose_weights(listing)
+    config_raw, config = _config(listing, root)
+    index, weight_map, total_size = _index(listing, root, chosen)
+    names = sorted(set(weight_map.values()) if weight_map is not None else chosen.files, key=natural_key)
+    _check_present(listing, root, names, index)
+    if index is not None and "model.safetensors" in listing.sizes and "model.safetensors" not in names:
+        raise DamagedError(
+            f"{shown(root)} holds model.safetensors as well as {index.name}, which does not name it: some loaders take "
+            "the one, some the other. Remove the one that is not meant."
+        )
+    opened = [_open_weights(root, name, chosen.format) for name in names]
+    files = tuple(weights for weights, _ in opened)
+    if not any(weights.tensors for weights in files):
+        raise DamagedError(f"{shown(root)}: {', '.join(names)} holds no tensor at all. {_AGAIN}")
+    stale: Mapping[int, frozenset[str]] = {}
+    if index is not None and weight_map is not None:
+        stale = check_index(files, weight_map, index.name, total_size, warnings)
+    side_files, left_out = _rest(listing, set(names), index, warnings)
+    if warn is not None:
+        for text in warnings:
+            warn(text)
+    return Source(
+        root=root,
+        label=label,
+        config=config,
+        config_raw=config_raw,
+        files=files,
+        index=index,
+        side_files=side_files,
+        left_out=left_out,
+        warnings=tuple(warnings),
+        stale=stale,
+        _stamps=tuple(stamp for _, stamp in opened),
+    )
+
+
+def _root(path: str | os.PathLike[str]) -> tuple[Path, str]:
+    text = os.fspath(path)
+    if not text or "\0" in text:
+        raise UsageError(f"{text!r:.200} is not a path. Give a checkpoint's directory or a hub id.")
+    root = Path(text)
+    try:
+        mode = os.stat(root).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        from tpshard import hub
+
+        if os.path.lexists(root):
+            raise DamagedError(
+                f"{shown(root)} is a link to {shown(os.readlink(root))}, which does not exist. "
+                "Give the directory itself."
+            ) from None
+        if hub.looks_like_id(text):
+            return hub.resolve(text), text
+        raise UsageError(f"There is no directory {shown(root)}. Give a checkpoint's directory or a hub id.") from None
+    except OSError as error:
+        raise storage_error(error, root, "looking at it") from None
+    if not stat.S_ISDIR(mode):
+        raise UsageError(
+            f"{shown(root)} is a file. Give the directory that holds it, {shown(root.parent)}, with config.json "
+            "beside it."
+        )
+    return root, shown(Path(os.path.abspath(root)).name or os.sep)
+
+
+def _read_small(path: Path, limit: int) -> bytes:
+    """All of a file of at most ``limit`` bytes."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            raw = file.read(limit + 1)
+    except OSError as error:
+        raise storage_error(error, path, "reading it") from None
+    if len(raw) > limit:
+        raise DamagedError(f"{shown(path)} has more than {limit:,} bytes; such a file never does. {_AGAIN}")
+    return raw
+
+
+def _config(listing: Listing, root: Path) -> tuple[bytes, dict[str, Any]]:
+    path = root / "config.json"
+    if "config.json" not in listing.sizes:
+        if "adapter_config.json" in listing.sizes:
+            raise UnsupportedError(
+                f"{shown(root)} holds a PEFT adapter alone (adapter_config.json, no config.json). Merge it into its "
+                "base model first (peft's merge_and_unload), then save and give that."
+            )
+        raise DamagedError(
+            f"{shown(path)}: {listing.why_not('config.json')}. It says of which family and sizes the model is; copy it "
+            "from where the weights came from."
+        )
+    raw = _read_small(path, _MAX_CONFIG_BYTES)
+    return raw, parse_object(raw, shown(path), _AGAIN)
+
+
+def _index(
+    listing: Listing, root: Path, chosen: WeightsSet
+) -> tuple[SourceIndex | None, dict[str, str] | None, object]:
+    if chosen.index_name is None:
+        return None, None, None
+    path = root / chosen.index_name
+    if chosen.index_name in listing.broken:
+        raise DamagedError(f"{shown(path)}: {listing.broken[chosen.index_name]}. {_AGAIN}")
+    raw = _read_small(path, _MAX_INDEX_BYTES)
+    parsed = parse_object(raw, shown(path), _AGAIN)
+    weight_map = parsed.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise DamagedError(f"{shown(path)} has no weight_map from tensor names to files. {_AGAIN}")
+    for tensor, name in weight_map.items():
+        if type(name) is not str or not _inside(name):
+            raise DamagedError(
+                f"{shown(path)} maps {tensor!r:.200} to {name!r:.200}, which is not the name of a file in its own "
+                f"directory. {_AGAIN}"
+            )
+    metadata = parsed.get("metadata")
+    total_size = metadata.get("total_size") if isinstance(metadata, dict) else None
+    return SourceIndex(chosen.index_name, raw), weight_map, total_size
+
+
+def _inside(name: str) -> bool:
+    if "\\" in name or "\0" in name or len(name) > 1024:
+        return False
+    return not any(part in ("", ".", "..") for part in name.split("/"))
+
+
+def _check_present(listing: Listing, root: Path, names: list[str], index: SourceIndex | None) -> None:
+    missing = [name for name in names if name not in listing.sizes]
+    if missing:
+        listed = "; ".join(f"{name} ({listing.why_not(name)})" for name in missing[:5])
+        more = f"; and {len(missing) - 5:,} more" if len(missing) > 5 else ""
+        by = f" that {index.name} names" if index is not None else ""
+        raise DamagedError(
+            f"{shown(root)}: of {len(names):,} weights files{by}, {len(missing):,} cannot be read: {listed}{more}. "
+            "Download or copy the missing files."
+        )
+
+
+def _stamp(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_size, status.st_mtime_ns, status.st_ino
+
+
+def _open_weights(root: Path, name: str, format: str) -> tuple[WeightsFile, tuple[int, int, int]]:
+    path = root / name
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise storage_error(error, path, "opening it") from None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise DamagedError(f"{shown(path)} is not a regular file. {_AGAIN}")
+        read = _reader(descriptor, path)
+        if format == "safetensors":
+            weights = read_header(read, status.st_size, name)
+        else:
+            from tpshard.torchfile import read_torch
+
+            weights = read_torch(read, status.st_size, name)
+        return weights, _stamp(status)
+    finally:
+        os.close(descriptor)
+
+
+def _reader(descriptor: int, path: Path) -> Callable[[int, int], bytes]:
+    """``read(offset, nbytes)`` over an open file; short only at the end of the file."""
+
+    def read(offset: int, nbytes: int) -> bytes:
+        try:
+            found = os.pread(descriptor, nbytes, offset)
+            while len(found) < nbytes:
+                more = os.pread(descriptor, nbytes - len(found), offset + len(found))
+                if not more:
+                    break
+                found += more
+        except OSError as error:
+            raise storage_error(error, path, f"reading {nbytes:,} bytes at {offset:,}") from None
+        return found
+
+    return read
+
+
+def _rest(
+    listing: Listing, used: set[str], index: SourceIndex | None, warnings: list[str]
+) -> tuple[tuple[SideFile, ...], tuple[str, ...]]:
+    """Everything but the weights in use: what is carried, and what is left out with the reason."""
+    out = [f"{path} ({reason})" for path, reason in listing.left_out]
+    side: list[SideFile] = []
+    for path, size in listing.sizes.items():
+        if path in used or (index is not None and path == index.name):
+            continue
+        if is_weights(path):
+            out.append(f"{path} (weights that are not in use)")
+            if re.search(r"-[0-9]{5}-of-[0-9]{5}\.safetensors$", path) and index is not None and "/" not in path:
+                warnings.append(f"{path} is left out: {index.name} names no tensor in it.")
+        elif path == "adapter_config.json":
+            out.append(f"{path} (an adapter is not part of the model)")
+            warnings.append(
+                "adapter_config.json is left out: the adapter beside the model is neither split nor merged into it."
+            )
+        else:
+            side.append(SideFile(path, size))
+    for path, reason in listing.broken.items():
+        if not is_weights(path):
+            raise DamagedError(f"{shown(listing.root / path)}: {reason}. Restore the file or remove the link.")
+        out.append(f"{path} ({reason})")
+    return tuple(sorted(side, key=lambda file: file.path)), tuple(sorted(out))

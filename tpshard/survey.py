@@ -1,0 +1,140 @@
+"""What a checkpoint or a directory of shards is, and what each degree would cost, before anything is written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+
+from .checkpoint import open_checkpoint
+from .convert import bytes_by_rank, logical_bytes, patterns
+from .degrees import axes_of, check_degree, describe_uneven, equal_degrees, largest_degree, paddings, uneven
+from .errors import TpshardError, UsageError
+from .layout import cut_layout
+from .manifest import Note
+from .matching import Logical
+from .partition import Axis, Dim
+from .place import place_native
+from .plan import stored_bytes
+from .registry import families
+from .reports import Degree, Entry, Listing, Survey, sharded_fraction
+from .shards import is_shards, open_shards
+from .table import ADDED_ONCE, NEEDS_SUM
+
+
+def inspect(path: str | os.PathLike[str], *, copy_unknown: bool = False) -> Survey:
+    """Say what a checkpoint or a directory of shards is, and which degrees it can be cut to.
+
+    Raises:
+        UsageError, UnsupportedError, DamagedError, StorageError: it cannot be read for what it is.
+    """
+    if is_shards(path):
+        return _inspect_shards(path)
+    checkpoint = open_checkpoint(path, copy_unknown=copy_unknown)
+    source = checkpoint.source
+    survey = _survey(str(path), "checkpoint", checkpoint.family, checkpoint.tensors, checkpoint.axes, checkpoint.notes())
+    survey.model_type = str(source.config.get("model_type", ""))
+    survey.files = [file.name for file in source.files]
+    survey.aliases = checkpoint.aliases()
+    survey.copied_whole = list(checkpoint.matched.unknown)
+    survey.left_out = list(source.left_out)
+    survey.warnings = list(checkpoint.warnings)
+    return survey
+
+
+def _inspect_shards(path: str | os.PathLike[str]) -> Survey:
+    shards = open_shards(path)
+    manifest = shards.manifest
+    survey = _survey(
+        str(path), "shards", manifest.origin.family, manifest.tensors, axes_of(manifest.dims), manifest.notes
+    )
+    survey.tp_size = manifest.tp_size
+    survey.files = [file.name for file in manifest.files]
+    survey.aliases = dict(manifest.aliases)
+    held = bytes_by_rank(shards.placed)
+    survey.degrees = [_degree(manifest.tp_size, axes_of(manifest.dims), held, logical_bytes(shards.placed.layout))]
+    return survey
+
+
+def plan(
+    path: str | os.PathLike[str], tp_sizes: Sequence[int], *, even: bool = False, copy_unknown: bool = False
+) -> Survey:
+    """Like :func:`inspect`, with the cost of every degree in ``tp_sizes``; impossible ones say why.
+
+    ``path`` is a checkpoint or a directory of shards.
+
+    Raises:
+        UsageError: no degree, or one below 1.
+        UnsupportedError, DamagedError, StorageError: as :func:`inspect`.
+    """
+    if not tp_sizes:
+        raise UsageError("name at least one degree, as in --tp 2,4,8")
+    survey = inspect(path, copy_unknown=copy_unknown)
+    tensors: Iterable[Logical]
+    dims: Mapping[str, tuple[Dim, ...]]
+    if survey.kind == "shards":
+        manifest = open_shards(path).manifest
+        tensors, dims = manifest.tensors, manifest.dims
+    else:
+        checkpoint = open_checkpoint(path, copy_unknown=copy_unknown)
+        tensors, dims = checkpoint.tensors, checkpoint.matched.dims
+    axes = axes_of(dims)
+    survey.verb = "plan"
+    survey.degrees = []
+    for tp_size in tp_sizes:
+        try:
+            check_degree(tp_size, axes, even=even)
+        except UsageError:
+            raise
+        except TpshardError as error:
+            survey.degrees.append(Degree(tp_size, False, reason=str(error)))
+            continue
+        held = bytes_by_rank(place_native(cut_layout(tensors, dims, tp_size)).placed)
+        survey.degrees.append(_degree(tp_size, axes, held, survey.bytes))
+    return survey
+
+
+def _degree(tp_size: int, axes: Mapping[Axis, str], held: list[int], total: int) -> Degree:
+    return Degree(
+        tp_size,
+        True,
+        equal=all(axis.is_equal(tp_size) for axis in axes),
+        rank_bytes=held,
+        sharded_fraction=sharded_fraction(held, total),
+        uneven=[describe_uneven(found) for found in uneven(axes, tp_size)],
+        padding=[f"{found.units} padded {found.axis.describe()}" for found in paddings(axes, tp_size)],
+    )
+
+
+def _survey(
+    path: str,
+    kind: str,
+    family: str,
+    tensors: Sequence[Logical],
+    axes: Mapping[Axis, str],
+    notes: Mapping[str, Note],
+) -> Survey:
+    dtypes: dict[str, int] = {}
+    for tensor in tensors:
+        dtypes[tensor.dtype] = dtypes.get(tensor.dtype, 0) + stored_bytes(tensor.shape, tensor.dtype)
+    return Survey(
+        "inspect",
+        path=path,
+        kind=kind,
+        family=family,
+        model_type="",
+        tensors=len(tensors),
+        bytes=sum(dtypes.values()),
+        dtypes=dict(sorted(dtypes.items())),
+        axes={axis.name: axis.describe() for axis in axes},
+        equal_degrees=equal_degrees(axes),
+        largest_degree=largest_degree(axes),
+        needs_sum=patterns(notes, NEEDS_SUM),
+        added_once=patterns(notes, ADDED_ONCE),
+    )
+
+
+def listing(what: str) -> Listing:
+    """The families that have a table; engines come with a later release and are listed when they do."""
+    if what == "engines":
+        return Listing("list", what)
+    return Listing("list", what, [Entry(name, sorted(module.MODEL_TYPES)) for name, module in families().items()])
