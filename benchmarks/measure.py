@@ -9,6 +9,7 @@ copy that is being measured.
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import select
@@ -20,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -226,9 +228,18 @@ def machine(scratch: Path) -> dict[str, str]:
         "kernel": f"{platform.system()} {platform.release()}",
         "file system": filesystem,
         "python": platform.python_version(),
+        "tpshard": _installed(),
         "cp": copy,
         "date": time.strftime("%Y-%m-%d"),
     }
+
+
+def _installed() -> str:
+    """Version of the package that is measured, and whether its imports pass through an editable install's finder."""
+    distribution = metadata.distribution("tpshard")
+    origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+    editable = origin.get("dir_info", {}).get("editable", False)
+    return f"{distribution.version}, {'editable' if editable else 'ordinary'} install"
 
 
 def _busy_seconds() -> float:

@@ -74,7 +74,7 @@ def _feed_forward(t: Table, c: Config, layer: str, hidden: int, experts: int) ->
         corrected = c.model_type == "deepseek_v3"
         t.tensor(f"{layer}.mlp.gate.e_score_correction_bias", experts, role="router_bias", optional=not corrected)
         if shared_experts:
-            shared = Units("shared_ffn", shared_experts * width, noun="shared expert channels").each()
+            shared = Units("shared_ffn", shared_experts * width, noun="channels of the shared experts").each()
             t.linear(f"{layer}.mlp.shared_experts.gate_proj", shared, hidden, role="shared_gate", bias=bias)
             t.linear(f"{layer}.mlp.shared_experts.up_proj", shared, hidden, role="shared_up", bias=bias)
             t.linear(f"{layer}.mlp.shared_experts.down_proj", hidden, shared, role="shared_down", bias=bias)

@@ -10,7 +10,7 @@ from tpshard.partition import Heads, Padded, Units
 from tpshard.table import Table
 
 FAMILY = "llama"
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
+MODEL_TYPES = ("cwm", "granite", "helium", "llama", "ministral", "mistral", "qwen2", "qwen3", "smollm3")
 
 
 def table(c: Config) -> Table:

@@ -45,7 +45,8 @@ def table(c: Config) -> Table:
     with t.block("router"):
         t.linear(f"{layer}.mlp.gate", experts, hidden, role="router")
         if second:
-            shared = Units("shared_ffn", c.count("shared_expert_intermediate_size"), noun="shared expert channels").each()
+            width = c.count("shared_expert_intermediate_size")
+            shared = Units("shared_ffn", width, noun="channels of the shared expert").each()
             t.linear(f"{layer}.mlp.shared_expert.gate_proj", shared, hidden, role="shared_gate")
             t.linear(f"{layer}.mlp.shared_expert.up_proj", shared, hidden, role="shared_up")
             t.linear(f"{layer}.mlp.shared_expert.down_proj", hidden, shared, role="shared_down")

@@ -141,10 +141,10 @@ def digests(extents: Sequence[Extent], files: Sequence[bytes], algorithm: str = 
 
 
 __all__ = [
+    "GAP",
     "Copy",
     "Extent",
     "Fill",
-    "GAP",
     "Plan",
     "Route",
     "Same",

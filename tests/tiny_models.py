@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 T.logging.disable_progress_bar()
 torch.set_num_threads(1)  # matrices of 32 x 32: threads only wait for each other
 
+# fmt: off
 SMALL = {"num_hidden_layers": 2, "vocab_size": 96}
 MHA = SMALL | {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
 PAIR = MHA | {"num_key_value_heads": 2}
@@ -32,11 +33,11 @@ MLA = SMALL | {
     "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 64,
     "moe_intermediate_size": 16, "first_k_dense_replace": 1, "n_routed_experts": 12, "n_group": 2, "topk_group": 1,
     "q_lora_rank": 16, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8, **MOE,
-}  # fmt: skip
+}
 FALCON = SMALL | {"hidden_size": 64, "num_attention_heads": 8}
 GPT = {"n_embd": 32, "n_head": 4, "n_layer": 2, "vocab_size": 96, "n_positions": 64}
 VISION = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
-          "image_size": 28, "patch_size": 14, "vision_use_head": False}  # fmt: skip
+          "image_size": 28, "patch_size": 14, "vision_use_head": False}
 YES, NO = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
 
 MODELS: dict[str, Callable[[], Any]] = {
@@ -48,6 +49,10 @@ MODELS: dict[str, Callable[[], Any]] = {
     "qwen2": lambda: T.Qwen2Config(**GQA, **NO),
     "qwen3": lambda: T.Qwen3Config(**OWN, **YES),
     "smollm3": lambda: T.SmolLM3Config(**GQA, pad_token_id=0),
+    "granite": lambda: T.GraniteConfig(**GQA, **NO),
+    "cwm": lambda: T.CwmConfig(**OWN),
+    "helium": lambda: T.HeliumConfig(**GQA, head_dim=8),
+    "ministral": lambda: T.MinistralConfig(**OWN),
     "gemma": lambda: T.GemmaConfig(**OWN),
     "gemma2": lambda: T.Gemma2Config(**OWN),
     "gemma3_text": lambda: T.Gemma3TextConfig(**OWN),
@@ -69,7 +74,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "opt-350m": lambda: T.OPTConfig(
         **SMALL, hidden_size=32, num_attention_heads=4, ffn_dim=64, word_embed_proj_dim=16, max_position_embeddings=64,
         do_layer_norm_before=False,
-    ),  # fmt: skip
+    ),
     "olmo": lambda: T.OlmoConfig(**GQA),
     "olmo2": lambda: T.Olmo2Config(**MHA),
     "olmo2-gqa": lambda: T.Olmo2Config(**GQA),
@@ -90,10 +95,12 @@ MODELS: dict[str, Callable[[], Any]] = {
         **SMALL, hidden_size=32, num_heads=8, head_dim=8, expand=2, state_size=8, n_groups=2, chunk_size=8
     ),
     "mamba2-one-group": lambda: T.Mamba2Config(
-        **SMALL, hidden_size=32, num_heads=8, head_dim=8, expand=2, state_size=8, n_groups=1, chunk_size=8, use_bias=True
+        **SMALL, hidden_size=32, num_heads=8, head_dim=8, expand=2, state_size=8, n_groups=1, chunk_size=8,
+        use_bias=True,
     ),
     "starcoder2": lambda: T.Starcoder2Config(**GQA),
-}  # fmt: skip
+}
+# fmt: on
 
 
 def architecture(config: Any) -> Any:

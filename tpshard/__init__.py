@@ -1,1 +1,82 @@
-"""Cut Hugging Face checkpoints into tensor-parallel per-rank files, re-cut them, join them, and prove it."""
+"""Cut Hugging Face checkpoints into tensor-parallel per-rank files, re-cut them, join them, and prove it.
+
+Every name is loaded when it is first used, so that ``import tpshard`` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .check import verify
+    from .convert import merge, reshard, split
+    from .demonstration import demo
+    from .errors import (
+        DamagedError,
+        LayoutError,
+        StorageError,
+        TpshardError,
+        UnsupportedError,
+        UsageError,
+    )
+    from .options import Options
+    from .survey import inspect, plan
+
+    __version__: str
+
+__all__ = [
+    "DamagedError",
+    "LayoutError",
+    "Options",
+    "StorageError",
+    "TpshardError",
+    "UnsupportedError",
+    "UsageError",
+    "__version__",
+    "demo",
+    "inspect",
+    "merge",
+    "plan",
+    "reshard",
+    "split",
+    "verify",
+]
+
+_MODULES = {
+    "check": ("verify",),
+    "convert": ("merge", "reshard", "split"),
+    "demonstration": ("demo",),
+    "errors": ("DamagedError", "LayoutError", "StorageError", "TpshardError", "UnsupportedError", "UsageError"),
+    "options": ("Options",),
+    "survey": ("inspect", "plan"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("tpshard")
+    for module, names in _MODULES.items():
+        if name in names:
+            from importlib import import_module
+
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """Importing a submodule sets it on its package; ``tpshard.plan`` shall stay the function even so."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in __all__ and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from . import manifest as manifests
 from .checkpoint import place_source
-from .convert import Options, file_sha256, move_settings
 from .errors import UsageError
 from .execute import execute, hash_extents
+from .findings import Difference
 from .header import WeightsFile
+from .listing import shown
 from .manifest import Manifest
 from .opened import Stamp
+from .options import DEFAULTS, Options, move_settings
 from .plan import Placed, build_plan
 from .reports import Finding, Verification
-from .shards import Shards, check_files, is_shards, open_shards, read_manifest
+from .shards import Shards, check_files, given_path, is_shards, open_shards, read_manifest
+from .sidefiles import file_sha256, size_of
 from .source import open_source
 
 LEVELS = ("structure", "digest", "bytes")
@@ -34,7 +35,7 @@ def verify(
     *,
     against: str | os.PathLike[str] | None = None,
     levels: Sequence[str] | None = None,
-    options: Options = Options(),
+    options: Options = DEFAULTS,
 ) -> Verification:
     """Check a directory of shards at the given levels; by default at all that the call allows.
 
@@ -52,7 +53,7 @@ def verify(
             raise UsageError(f"'{level}' is no level of verification; choose among {', '.join(LEVELS)}")
     if "bytes" in wanted and against is None:
         raise UsageError("the level 'bytes' compares with the source: name it with --against SRC")
-    root = Path(shards)
+    root = given_path(shards, "the shards")
     manifest = read_manifest(root)
     report = Verification("verify", str(shards), None if against is None else str(against), manifest.tp_size)
     opened: list[tuple[WeightsFile, Stamp]] = []
@@ -80,18 +81,13 @@ def verify(
 def _side_structure(root: Path, manifest: Manifest) -> list[Finding]:
     out = []
     for side in manifest.side_files:
-        path = root / side.path
-        if not path.is_file():
-            out.append(Finding("structure", side.path, "", f"{path} is missing"))
-        elif path.stat().st_size != side.size:
-            out.append(
-                Finding("structure", side.path, "", f"{path} has {path.stat().st_size} bytes where {side.size} were written")
-            )
+        path, size = root / side.path, size_of(root / side.path)
+        if size is None:
+            out.append(Finding("structure", side.path, "", f"{shown(path)} is missing"))
+        elif size != side.size:
+            message = f"{shown(path)} has {size} bytes where {side.size} were written"
+            out.append(Finding("structure", side.path, "", message))
     return out
-
-
-def _running(total: int, options: Options) -> AbstractContextManager[Callable[[int], None] | None]:
-    return nullcontext() if options.progress is None else options.progress(total)
 
 
 def _digest(shards: Shards, report: Verification, options: Options) -> None:
@@ -102,16 +98,23 @@ def _digest(shards: Shards, report: Verification, options: Options) -> None:
     extents = [extent for row in shards.placed.extents for extent in row if extent is not None]
     threads, tile = move_settings(options.threads, options.max_memory)
     if expected:
-        with _running(sum(extent.nbytes for extent in extents), options) as progress:
+        with options.running(sum(extent.nbytes for extent in extents)) as progress:
             digests = hash_extents(
-                extents, shards.paths(), threads=threads, tile_bytes=tile, algorithm=manifest.algorithm, progress=progress
+                extents,
+                shards.paths(),
+                threads=threads,
+                tile_bytes=tile,
+                algorithm=manifest.algorithm,
+                progress=progress,
             )
         report.tensors_checked += len(extents)
         report.bytes_checked += sum(extent.nbytes for extent in extents)
         for number, (extent, digest) in enumerate(zip(extents, digests, strict=True)):
             if digest != expected[number]:
                 file = shards.files[extent.file].name
-                message = f"{file}: {extent.tensor} has {manifest.algorithm} {digest} where {expected[number]} was written"
+                message = (
+                    f"{file}: {extent.tensor} has {manifest.algorithm} {digest} where {expected[number]} was written"
+                )
                 report.findings.append(Finding("digest", file, extent.tensor, message))
     for side in manifest.side_files:
         if file_sha256(shards.root / side.path) != side.sha256:
@@ -132,16 +135,17 @@ def _bytes(shards: Shards, against: str | os.PathLike[str], report: Verification
             )
     if mine != theirs:
         return
-    plan = build_plan(shards.placed, other)
+    # The shards are the target: so every rank's copy is compared, and a difference names the file that is checked.
+    plan = build_plan(other, shards.placed)
     threads, tile = move_settings(options.threads, options.max_memory)
     total = sum(extent.nbytes for extent in plan.writes)
-    with _running(total, options) as progress:
+    with options.running(total) as progress:
         outcome = execute(
             plan.tasks,
             plan.reads,
             plan.writes,
-            shards.paths(),
-            [(path, path.stat().st_size) for path in paths],
+            paths,
+            [(path, file.size) for path, file in zip(shards.paths(), shards.files, strict=True)],
             compare=True,
             threads=threads,
             tile_bytes=tile,
@@ -151,17 +155,19 @@ def _bytes(shards: Shards, against: str | os.PathLike[str], report: Verification
     recheck()
     report.tensors_checked += len(plan.writes)
     report.bytes_checked += outcome.bytes_read + outcome.bytes_written
-    for difference in outcome.differences:
-        kinds = {
-            "content": "differs from",
-            "replica": "differs from its replica in",
-            "padding": "has padding that is not zero, beside",
-        }
-        message = (
-            f"{difference.where}: {difference.tensor} {kinds.get(difference.kind, 'differs from')} {difference.other} "
-            f"at byte {difference.offset}"
-        )
-        report.findings.append(Finding("bytes", difference.where, difference.tensor, message))
+    report.findings += [_finding(difference) for difference in outcome.differences]
+
+
+def _finding(difference: Difference) -> Finding:
+    """A difference as a finding. A byte that should be padding has no file that it comes from."""
+    where, name, other = difference.where, difference.tensor, difference.other
+    if difference.kind == "replica":
+        what = f"differs from its replica in {other}"
+    elif difference.kind == "content" and other:
+        what = f"differs from {other}"
+    else:
+        what = "has padding that is not zero"
+    return Finding("bytes", where, name, f"{where}: {name} {what} (at byte {difference.offset})")
 
 
 def _other(against: str | os.PathLike[str]) -> tuple[Placed, list[Path], Callable[[], None]]:

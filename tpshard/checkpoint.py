@@ -95,7 +95,7 @@ def _aliased(source: Source, layout: Layout) -> list[Logical]:
 def _tie_warnings(matched: Matched, source: Source) -> list[str]:
     shared = {alias for file in source.files for alias in file.aliases}
     return [
-        f"config.json ties {alias} to {target}, yet both are stored; both are kept as they are"
+        f"tie_word_embeddings in config.json ties {alias} to {target}, yet both are stored; both are kept as they are"
         for alias, target in matched.tied.items()
         if alias in matched.dims and target in matched.dims and alias not in shared
     ]

@@ -17,47 +17,41 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from .errors import TpshardError, UsageError
+from .errors import StorageError, TpshardError, UsageError
 
 if TYPE_CHECKING:
-    from .convert import Options
+    from .options import Options
     from .reports import Report
 
 F = TypeVar("F", bound=Callable[..., Any])
-_SIZES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30, "TI": 1 << 40}
-_ARROW = re.compile(r"(\d+)\s*(?:->|→|:)\s*(\d+)")
-_HALF_ARROW = re.compile(r"\d+-")
+_SIZES = {"": 1} | {
+    unit + suffix: base**power
+    for power, unit in enumerate("KMGT", 1)
+    for suffix, base in (("", 1000), ("I", 1024))
+}  # fmt: skip
+_MOST_DEGREES = 4096
+_ARROW = re.compile(r"(\d{1,18})\s*(?:->|→)\s*(\d{1,18})", re.ASCII)
+_HALF_ARROW = re.compile(r"\d{1,18}-", re.ASCII)
 
 
-class Size(click.ParamType):
+def size(value: object) -> int:
     """Bytes, as 500MB (10**6) or 64MiB (2**20)."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]I?)?B?\s*", str(value).upper())
-        if found is None:
-            self.fail(f"{value!r} is no size; write it as 500MB or 64MiB", param, ctx)
-        return int(float(found[1]) * _SIZES[found[2] or ""])
+    found = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([KMGT]I?)?B?\s*", str(value).upper(), re.ASCII)
+    if found is None:
+        raise click.BadParameter(f"{value!r} is no size; write it as 500MB or 64MiB")
+    return int(float(found[1]) * _SIZES[found[2] or ""])
 
 
-class Degrees(click.ParamType):
+def degrees(value: object) -> list[int]:
     """Degrees, as 2,4,8 or 1-9."""
-
-    name = "degrees"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
-        if isinstance(value, list):
-            return value
-        out: list[int] = []
-        for part in str(value).split(","):
-            found = re.fullmatch(r"\s*(\d{1,9})(?:\s*-\s*(\d{1,9}))?\s*", part)
-            if found is None or (found[2] and not int(found[1]) <= int(found[2]) < int(found[1]) + 4096):
-                self.fail(f"{part!r} is no degree; write them as 2,4,8 or 1-9", param, ctx)
-            out += range(int(found[1]), int(found[2] or found[1]) + 1)
-        return out
+    out: list[int] = []
+    for part in str(value).split(","):
+        found = re.fullmatch(r"\s*(\d{1,18})(?:\s*-\s*(\d{1,18}))?\s*", part, re.ASCII)
+        low, high = (int(found[1]), int(found[2] or found[1])) if found is not None else (1, 0)
+        if not low <= high < low + _MOST_DEGREES - len(out):
+            raise click.BadParameter(f"{part!r} is no degree; write them as 2,4,8 or 1-9")
+        out += range(low, high + 1)
+    return out
 
 
 def _json(function: F) -> F:
@@ -66,8 +60,9 @@ def _json(function: F) -> F:
 
 def _unknown(function: F) -> F:
     return click.option(
-        "--copy-unknown", is_flag=True, help="Keep tensors that no rule knows whole on every rank; the report lists them."
-    )(function)
+        "--copy-unknown", is_flag=True,
+        help="Keep tensors that no rule knows whole on every rank; the report lists them.",
+    )(function)  # fmt: skip
 
 
 def _moving(function: F) -> F:
@@ -75,7 +70,7 @@ def _moving(function: F) -> F:
     for option in reversed(
         (
             click.option("--threads", type=int, metavar="N", help="Threads that move bytes [default: 2 to 4]."),
-            click.option("--max-memory", type=Size(), help="Bound for the buffers of all threads together."),
+            click.option("--max-memory", type=size, help="Bound for the buffers of all threads together."),
         )
     ):
         function = option(function)
@@ -114,7 +109,7 @@ def inspect(path: str, copy_unknown: bool, as_json: bool) -> None:
 
 @cli.command()
 @click.argument("path", metavar="SRC")
-@click.option("--tp", "tp_sizes", type=Degrees(), required=True, help="Degrees: 2,4,8 or 1-9.")
+@click.option("--tp", "tp_sizes", type=degrees, required=True, help="Degrees: 2,4,8 or 1-9.")
 @click.option("--even", is_flag=True, help="Count only equal ranks as possible.")
 @_unknown
 @_json
@@ -133,7 +128,7 @@ def plan(path: str, tp_sizes: list[int], even: bool, copy_unknown: bool, as_json
 @click.argument("output", metavar="OUT")
 @click.option("--tp", "tp_size", type=int, required=True, help="Tensor-parallel degree.")
 @click.option("--even", is_flag=True, help="Refuse a degree that gives unequal ranks.")
-@click.option("--max-file-size", type=Size(), default=0, help="Number a rank's file into parts of at most this size.")
+@click.option("--max-file-size", type=size, default=0, help="Number a rank's file into parts of at most this size.")
 @click.option(
     "--digest", type=click.Choice(["xxh3_128", "sha256", "none"]), default="xxh3_128", show_default=True,
     help="Digest of every tensor, kept in the manifest.",
@@ -159,7 +154,7 @@ def split(
 @click.argument("words", nargs=-1, metavar="SRC OUT")
 @click.option("--tp", "tp_size", type=int, help="The new tensor-parallel degree.")
 @click.option("--even", is_flag=True, help="Refuse a degree that gives unequal ranks.")
-@click.option("--max-file-size", type=Size(), help="Number a rank's file into parts of at most this size.")
+@click.option("--max-file-size", type=size, help="Number a rank's file into parts of at most this size.")
 @_writing
 @_json
 def reshard(
@@ -209,7 +204,7 @@ def _explain_redirection(words: tuple[str, ...]) -> None:
 @click.argument("shards", metavar="SRC")
 @click.argument("output", metavar="OUT")
 @click.option(
-    "--max-file-size", type=Size(), help="Pack the tensors anew into files of at most this size, with a new index."
+    "--max-file-size", type=size, help="Pack the tensors anew into files of at most this size, with a new index."
 )
 @_writing
 @_json
@@ -260,7 +255,7 @@ def list_(what: str, as_json: bool) -> None:
 @_json
 def demo(keep: str | None, as_json: bool) -> None:
     """Make a tiny model on the spot, split it, reshard it, merge it, and prove the merge equal."""
-    from .demo import demo as run
+    from .demonstration import demo as run
 
     report = run(keep)
     _print(report, as_json)
@@ -269,7 +264,7 @@ def demo(keep: str | None, as_json: bool) -> None:
 
 
 def _options(moving: dict[str, Any], **more: Any) -> Options:
-    from .convert import Options
+    from .options import Options
 
     return Options(note=_note, progress=_progress if sys.stderr.isatty() else None, **moving, **more)
 
@@ -283,18 +278,40 @@ def _progress(total: int) -> Iterator[Callable[[int], None]]:
     from tqdm import tqdm
 
     with tqdm(total=total, unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr) as bar:
-        yield lambda done: bar.update(done) and None
+
+        def advance(done: int) -> None:
+            bar.update(done)
+
+        yield advance
 
 
 def _print(report: Report, as_json: bool) -> None:
     if as_json:
         import json
 
-        click.echo(json.dumps(report.as_json(), indent=1, ensure_ascii=False))
+        text = json.dumps(report.as_json(), indent=1)
     else:
         from .report import render
 
-        click.echo(render(report))
+        text = render(report)
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        click.echo(text.encode(encoding, "backslashreplace").decode(encoding))
+    except BrokenPipeError:  # the reader of stdout has gone, which changes nothing about what was done
+        _drop_stdout()
+    except OSError as error:
+        _drop_stdout()
+        raise StorageError(f"stdout: writing the report failed: {error.strerror or error}") from None
+
+
+def _drop_stdout() -> None:
+    """Have what is still buffered for stdout go nowhere, or the interpreter would complain at its end."""
+    try:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+    except (OSError, ValueError):
+        return
 
 
 def main(args: list[str] | None = None) -> None:
@@ -306,7 +323,6 @@ def run(args: list[str] | None = None) -> int:
     """Run the command line and return the exit status; nothing escapes but a bug under TPSHARD_TRACEBACK."""
     try:
         cli.main(args, prog_name="tpshard", standalone_mode=False)
-        sys.stdout.flush()
         return 0
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else 1
@@ -315,17 +331,16 @@ def run(args: list[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         return _say("interrupted; nothing was left at the output", 130)
     except click.ClickException as error:
-        error.show()
-        return 2
+        return _say(_usage(error), 2)
     except TpshardError as error:
         return _say(f"error: {error}", error.exit_status)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader of stdout has gone: not our failure
+        _drop_stdout()
         return 0
     except OSError as error:
-        return _say(f"error: {error.filename or 'I/O'}: {error.strerror or error}", 5)
+        return _say(f"error: {error.filename or 'I/O'}: {error.strerror or error}", StorageError.exit_status)
     except MemoryError:
-        return _say("error: out of memory; lower --max-memory or --threads", 5)
+        return _say("error: out of memory; lower --max-memory or --threads", StorageError.exit_status)
     except Exception as error:
         if os.environ.get("TPSHARD_TRACEBACK"):
             raise
@@ -334,6 +349,12 @@ def run(args: list[str] | None = None) -> int:
             "please report it with the output under TPSHARD_TRACEBACK=1",
             70,
         )
+
+
+def _usage(error: click.ClickException) -> str:
+    context = getattr(error, "ctx", None)
+    usage = f"{context.get_usage()}\n" if context is not None else ""
+    return f"{usage}error: {error.format_message()}"
 
 
 def _say(message: str, status: int) -> int:

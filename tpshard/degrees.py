@@ -108,5 +108,12 @@ def listed(degrees: Sequence[int]) -> str:
 
 
 def describe_uneven(found: Uneven) -> str:
-    """One line for people: ``heads: 1 to 2 query units a rank``."""
-    return f"{found.axis.name}: {found.fewest} to {found.most} {found.view} units a rank ({found.axis.describe()})"
+    """One line for people: ``heads: 1 to 2 query heads a rank (6 query heads over 2 kv heads)``."""
+    noun = found.axis.noun_of(found.view)
+    return f"{found.axis.name}: {found.fewest} to {found.most} {noun} a rank ({found.axis.describe()})"
+
+
+def describe_padding(found: Padding) -> str:
+    """One line for people: ``3 padded vocabulary rows``."""
+    noun = found.axis.noun_of("unit")
+    return f"{found.units} padded {noun[:-1] if found.units == 1 and noun.endswith('s') else noun}"

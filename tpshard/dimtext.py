@@ -11,10 +11,13 @@ import re
 from collections.abc import Mapping
 
 from .errors import LayoutError
+from .fields import shown_value
 from .intervals import PAD, Runs
 from .partition import Axis, Dim, Heads, Padded, Segment, Units
 
-_SEGMENT = re.compile(r"(?:whole|(?P<axis>[^\[\]*]+)\.(?P<view>\w+)\[(?P<start>\d{1,18}):(?P<stop>\d{1,18})\])\*(?P<size>\d{1,18})")
+_SEGMENT = re.compile(
+    r"(?:whole|(?P<axis>[^\[\]*]+)\.(?P<view>\w+)\[(?P<start>[0-9]{1,18}):(?P<stop>[0-9]{1,18})\])\*(?P<size>[0-9]{1,18})"
+)
 _AXES: dict[str, type[Units] | type[Heads] | type[Padded]] = {"units": Units, "heads": Heads, "padded": Padded}
 
 
@@ -66,16 +69,17 @@ def parse_axis(name: str, fields: Mapping[str, object]) -> Axis:
         LayoutError: the kind is unknown or a number is out of range.
         UnsupportedError: the counts contradict each other.
     """
-    kind = _AXES.get(str(fields.get("kind")))
+    given = fields.get("kind")
+    kind = _AXES.get(given) if isinstance(given, str) else None
     if kind is None:
-        raise LayoutError(f"axis {name!r} is of the unknown kind {fields.get('kind')!r}")
+        raise LayoutError(f"axis {name!r:.80} is of the unknown kind {shown_value(given)}")
     values: dict[str, object] = {}
     for key, kind_of in kind.__annotations__.items():
         value = fields.get(key)
         if kind_of == "int" and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 48):
-            raise LayoutError(f"axis {name!r}: {key} is {value!r}, not a positive whole number")
+            raise LayoutError(f"axis {name!r:.80}: {key} is {shown_value(value)}, not a positive whole number")
         if kind_of == "str" and not isinstance(value, str):
-            raise LayoutError(f"axis {name!r}: {key} is {value!r}, not text")
+            raise LayoutError(f"axis {name!r:.80}: {key} is {shown_value(value)}, not text")
         values[key] = value
     return kind(name, **values)  # type: ignore[arg-type]
 

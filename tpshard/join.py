@@ -79,6 +79,8 @@ def joined_strips(
     """
     if not sources:
         raise LayoutError("no source rank holds the tensor")
+    if not targets:
+        raise LayoutError("no target rank takes the tensor")
     if prod(shape) == 0 and all(prod(h.shape) == 0 for h in (*sources, *targets)):
         return ()
     holders = (*sources, *targets)
@@ -151,10 +153,11 @@ def _outer_padding(
                 if run.start == PAD:
                     first = (before * holder.shape[outer] + at) * between
                     end = ((number, first * width, width),)
-                    route = Route((), fills=(Fill(0, 0, width),)) if is_target else Route((), zeros=(Zero(0, 0, width),))
-                    strips.append(
-                        StripShape(run.length * between, () if is_target else end, end if is_target else (), route)
-                    )
+                    rows = run.length * between
+                    if is_target:
+                        strips.append(StripShape(rows, (), end, _used(Route((), fills=(Fill(0, 0, width),)))))
+                    else:
+                        strips.append(StripShape(rows, end, (), _used(Route((), zeros=(Zero(0, 0, width),)))))
                 at += run.length
     return strips
 
@@ -218,7 +221,10 @@ def _route(
     return _used(Route(_fused(copies), tuple(fills), tuple(same), tuple(zeros)))
 
 
-_used = lru_cache(maxsize=65536)(lambda route: route)  # one object for one route: executors cache by identity
+@lru_cache(maxsize=65536)
+def _used(route: Route) -> Route:
+    """One object for one route: executors cache by identity."""
+    return route
 
 
 def _fused(copies: Sequence[Copy]) -> tuple[Copy, ...]:

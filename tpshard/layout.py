@@ -104,22 +104,41 @@ class Stored(NamedTuple):
     pieces: tuple[Piece, ...]
     dim: int = 0
 
-    def shape(self, rank: int) -> tuple[int, ...] | None:
-        """The stored shape on a rank, None where no piece is there.
+    @property
+    def shapes(self) -> tuple[tuple[int, ...] | None, ...]:
+        """The stored shape on every rank, None where no piece is there.
 
         Raises:
-            LayoutError: pieces disagree in another dimension, or only some of them are on the rank.
+            LayoutError: pieces disagree in another dimension, or a rank holds only some of them.
         """
         if len(self.pieces) == 1:
-            return self.pieces[0].cut.shapes[rank]
-        shapes = [piece.cut.shapes[rank] for piece in self.pieces]
-        if all(shape is None for shape in shapes):
-            return None
+            return self.pieces[0].cut.shapes
+        try:
+            return _laid_shapes(tuple([piece.cut for piece in self.pieces]), self.dim)
+        except LayoutError as error:
+            raise LayoutError(f"{self.name}: {error}") from None
+
+    def shape(self, rank: int) -> tuple[int, ...] | None:
+        """The stored shape on a rank, None where no piece is there; raises as :attr:`shapes`."""
+        return self.shapes[rank]
+
+
+@lru_cache(maxsize=65536)
+def _laid_shapes(cuts: tuple[Cut, ...], dim: int) -> tuple[tuple[int, ...] | None, ...]:
+    """The shapes of pieces that are laid one after the other along ``dim``, by rank."""
+    if not cuts:
+        raise LayoutError("a stored tensor has at least one piece")
+    out: list[tuple[int, ...] | None] = []
+    for shapes in zip(*[part.shapes for part in cuts], strict=True):
         parts = [shape for shape in shapes if shape is not None]
-        others = {shape[: self.dim] + shape[self.dim + 1 :] for shape in parts}
-        if len(parts) != len(shapes) or len(others) != 1:
-            raise LayoutError(f"{self.name}: the pieces {shapes} cannot be laid along dimension {self.dim}")
-        return (*parts[0][: self.dim], sum(shape[self.dim] for shape in parts), *parts[0][self.dim + 1 :])
+        if not parts:
+            out.append(None)
+            continue
+        others = {shape[:dim] + shape[dim + 1 :] for shape in parts}
+        if len(parts) != len(shapes) or len(others) != 1 or not 0 <= dim < len(parts[0]):
+            raise LayoutError(f"the pieces {list(shapes)} cannot be laid along dimension {dim}")
+        out.append((*parts[0][:dim], sum(shape[dim] for shape in parts), *parts[0][dim + 1 :]))
+    return tuple(out)
 
 
 @dataclass(frozen=True)
@@ -166,8 +185,15 @@ def cut_layout(tensors: Iterable[Logical], dims: Mapping[str, tuple[Dim, ...]], 
         UsageError: the degree is below 1.
     """
     by_name = {tensor.name: tensor for tensor in tensors}
-    stored = tuple(Stored(t.name, t.dtype, (Piece(t.name, cut_dims(dims[t.name], tp_size)),)) for t in by_name.values())
-    return Layout(tp_size, by_name, stored)
+    cuts: dict[int, Cut] = {}  # by identity of the dimensions: all tensors of one rule share one tuple of them
+    stored = []
+    for tensor in by_name.values():
+        of_tensor = dims[tensor.name]
+        found = cuts.get(id(of_tensor))
+        if found is None:
+            found = cuts[id(of_tensor)] = cut_dims(of_tensor, tp_size)
+        stored.append(Stored(tensor.name, tensor.dtype, (Piece(tensor.name, found),)))
+    return Layout(tp_size, by_name, tuple(stored))
 
 
 def table_layout(matched: Matched, tensors: Iterable[Logical], tp_size: int) -> Layout:

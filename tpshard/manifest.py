@@ -11,10 +11,11 @@ import base64
 import hashlib
 import json
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from .degrees import axes_of
 from .digest import ALGORITHMS
@@ -34,7 +35,9 @@ FORMAT = "tpshard"
 VERSION = 1
 LARGEST = 1 << 30  # bytes of a manifest; 10,000 tensors on 64 ranks take about 30 MB
 LARGEST_FRAME = 1 << 28  # bytes of all headers of a source together
+_CutNumbers = tuple[int | None, ...]  # by dimension: its number in the manifest's list, None where it is kept whole
 
+_CHECKSUM = "checksum"
 _AGAIN = "copy the directory again, or split again"
 
 
@@ -133,11 +136,14 @@ class Manifest:
 def dumped(manifest: Manifest) -> bytes:
     """The manifest as sorted UTF-8 JSON, one entry of the long lists a line."""
     axes = list(axes_of(manifest.dims))
+    if len({axis.name for axis in axes}) != len(axes):
+        raise LayoutError(f"two axes have one name: {', '.join(sorted(axis.name for axis in axes))}")
     numbered: dict[Dim, int] = {}
+    cuts: dict[int, _CutNumbers] = {}  # by identity of the dimensions: all tensors of one rule share one tuple of them
     for tensor in manifest.tensors:
-        for dim in manifest.dims[tensor.name]:
-            if dim.axes:
-                numbered.setdefault(dim, len(numbered))
+        dims = manifest.dims[tensor.name]
+        if id(dims) not in cuts:
+            cuts[id(dims)] = tuple([numbered.setdefault(dim, len(numbered)) if dim.axes else None for dim in dims])
     origin = manifest.origin
     document: dict[str, Any] = {
         "format": FORMAT,
@@ -158,7 +164,7 @@ def dumped(manifest: Manifest) -> bytes:
             }
             for dim in numbered
         ],
-        "tensors": _tensor_groups(manifest, numbered),
+        "tensors": _tensor_groups(manifest, cuts),
         "aliases": dict(manifest.aliases),
         "source": {
             "label": origin.label,
@@ -180,7 +186,14 @@ def dumped(manifest: Manifest) -> bytes:
             {"name": f.name, "rank": f.rank, "size": f.size, "digests": list(f.digests)} for f in manifest.files
         ],
     }
+    document[_CHECKSUM] = _checksum(document)
     return _lines(document).encode("utf-8")
+
+
+def _checksum(document: Mapping[str, Any]) -> str:
+    """sha256 over the canonical text of everything but the checksum itself, hex: finds what no other field covers."""
+    rest = {key: value for key, value in document.items() if key != _CHECKSUM}
+    return hashlib.sha256(_lines(rest).encode("utf-8")).hexdigest()
 
 
 def _axis_json(axis: Axis, tp_size: int) -> dict[str, object]:
@@ -188,24 +201,30 @@ def _axis_json(axis: Axis, tp_size: int) -> dict[str, object]:
     return {**axis_fields(axis), "ranks": units}
 
 
-def _tensor_groups(manifest: Manifest, numbered: Mapping[Dim, int]) -> list[dict[str, Any]]:
+class _Kind(NamedTuple):
+    """What tensors that share an entry of the manifest have in common."""
+
+    pattern: str
+    dtype: str
+    shape: tuple[int, ...]
+    cut: _CutNumbers
+    role: str
+    note: str
+
+
+def _tensor_groups(manifest: Manifest, cuts: Mapping[int, _CutNumbers]) -> list[dict[str, Any]]:
     """Tensors by name pattern; names are listed only where one pattern has tensors of several kinds."""
-    groups: dict[tuple[object, ...], list[str]] = {}
-    kinds: dict[str, set[tuple[object, ...]]] = {}
+    groups: dict[_Kind, list[str]] = {}
     for tensor in manifest.tensors:
-        template = template_of(tensor.name)[0]
-        cut = tuple([numbered[dim] if dim.axes else None for dim in manifest.dims[tensor.name]])
-        key = (template, tensor.dtype, tensor.shape, cut, manifest.notes[tensor.name])
-        groups.setdefault(key, []).append(tensor.name)
-        kinds.setdefault(template, set()).add(key)
-    out = []
-    for (template, dtype, shape, cut, note), names in groups.items():
-        entry: dict[str, Any] = {"pattern": template, "count": len(names), "dtype": dtype, "shape": list(shape), "cut": list(cut)}  # type: ignore[call-overload]
-        entry |= {"role": note.role, "note": note.text}  # type: ignore[attr-defined]
-        if len(kinds[str(template)]) > 1:
-            entry["names"] = names
-        out.append(entry)
-    return out
+        name, dtype, shape = tensor
+        note = manifest.notes[name]
+        kind = _Kind(template_of(name)[0], dtype, shape, cuts[id(manifest.dims[name])], note.role, note.text)
+        groups.setdefault(kind, []).append(name)
+    kinds = Counter(kind.pattern for kind in groups)
+    return [
+        {**kind._asdict(), "count": len(names)} | ({"names": names} if kinds[kind.pattern] > 1 else {})
+        for kind, names in groups.items()
+    ]
 
 
 def _packed(data: bytes) -> str:
@@ -254,16 +273,15 @@ def parsed(raw: bytes, where: str) -> Manifest:
 
 def _parsed(document: Fields) -> Manifest:
     tp_size = document["tp_size"].whole(1, 1 << 20)
+    rank_files = _rank_files(document["files"], tp_size)
     source = document["source"]
-    files = tuple(_source_file(item) for item in source["files"].items())
-    if sum(len(data) for file in files for _, data in file.frame) > LARGEST_FRAME:
-        source.wrong(f"holds headers of more than {LARGEST_FRAME} bytes")
+    files = _source_files(source["files"])
     tensors = tuple(
         Logical(t.name, t.dtype, t.shape) for file in files for t in reread(file, document.where).tensors
     )
     if len({tensor.name for tensor in tensors}) != len(tensors):
         source.wrong("names a tensor twice")
-    axes = {name: parse_axis(name, item.value) for name, item in document["axes"].pairs() if isinstance(item.value, dict)}
+    axes = {name: parse_axis(name, item.mapping()) for name, item in document["axes"].pairs()}
     dims, notes = _dims_of(document, tensors, axes, tp_size)
     index = source["index"]
     algorithm = document["algorithm"].text()
@@ -285,12 +303,7 @@ def _parsed(document: Fields) -> Manifest:
             SideFile(plain_name(item["path"]), item["size"].whole(), item["sha256"].text())
             for item in document["side_files"].items()
         ),
-        tuple(
-            RankFile(
-                plain_name(item["name"]), item["rank"].whole(0, tp_size - 1), item["size"].whole(), tuple(item["digests"].texts())
-            )
-            for item in document["files"].items()
-        ),
+        rank_files,
         algorithm,
         document["max_file_bytes"].whole(),
     )
@@ -302,7 +315,30 @@ def _parsed(document: Fields) -> Manifest:
         document["layout"].wrong("does not belong to the cuts that the manifest describes")
     if manifest.content != document["content"].text():
         document["content"].wrong("does not belong to the tensors and digests that the manifest lists")
+    try:
+        intact = document[_CHECKSUM].text() == _checksum(document.value)
+    except RecursionError:
+        intact = False
+    if not intact:
+        document.wrong("is damaged or was edited: its checksum does not fit")
     return manifest
+
+
+def _rank_files(item: Fields, tp_size: int) -> tuple[RankFile, ...]:
+    files = tuple(
+        RankFile(
+            plain_name(file["name"]),
+            file["rank"].whole(0, tp_size - 1),
+            file["size"].whole(),
+            tuple(file["digests"].texts()),
+        )
+        for file in item.items()
+    )
+    ranks = {file.rank for file in files}
+    if len(ranks) < tp_size:  # before anything is worked out for tp_size ranks, however many that claims to be
+        lacking = next(rank for rank in range(tp_size) if rank not in ranks)
+        item.wrong(f"lists no file for rank {lacking} of {tp_size}")
+    return files
 
 
 def _dims_of(
@@ -311,6 +347,8 @@ def _dims_of(
     numbered: list[Dim] = []
     for item in document["dims"].items():
         dim = parse_dim(item["segments"].texts(), axes)
+        if len(item["ranks"].texts()) != tp_size:
+            item.wrong(f"lists the runs of {len(item['ranks'].texts())} ranks where there are {tp_size}")
         if [runs_text(runs) for runs in partition(dim, tp_size).ranks] != item["ranks"].texts():
             item.wrong("lists runs that do not follow from its segments")
         numbered.append(dim)
@@ -346,12 +384,19 @@ def numbered_at(item: Fields, numbered: Sequence[Dim]) -> Dim:
     return numbered[item.whole(0, len(numbered) - 1)]
 
 
-def _source_file(item: Fields) -> SourceFile:
-    size = item["size"].whole()
-    frame: list[tuple[int, bytes]] = []
-    for part in item["frame"].items():
-        frame.append((part["at"].whole(0, size), _unpacked(part["bytes"], min(size, LARGEST_FRAME))))
-    return SourceFile(plain_name(item["name"]), size, item["format"].text(), tuple(frame), item["rebuilt"].flag())
+def _source_files(item: Fields) -> tuple[SourceFile, ...]:
+    files: list[SourceFile] = []
+    left = LARGEST_FRAME
+    for file in item.items():
+        size = file["size"].whole()
+        frame: list[tuple[int, bytes]] = []
+        for part in file["frame"].items():
+            data = _unpacked(part["bytes"], min(size, left))
+            left -= len(data)
+            frame.append((part["at"].whole(0, size), data))
+        name, form = plain_name(file["name"]), file["format"].text()
+        files.append(SourceFile(name, size, form, tuple(frame), file["rebuilt"].flag()))
+    return tuple(files)
 
 
 def _unpacked(item: Fields, limit: int) -> bytes:

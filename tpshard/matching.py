@@ -75,6 +75,8 @@ def match(table: Table, tensors: Iterable[Logical], *, copy_unknown: bool = Fals
     unknown: list[str] = []
     present: dict[int, list[tuple[int, ...]]] = {}
     checked: dict[tuple[int, tuple[int, ...]], tuple[Dim, ...]] = {}
+    order = {id(rule): at for at, rule in enumerate(table.rules)}
+    wrong: list[tuple[int, DamagedError]] = []
     for tensor, template, numbers in names:
         entry = _entry(entries.get(template, ()), numbers)
         if entry is None:
@@ -84,9 +86,15 @@ def match(table: Table, tensors: Iterable[Logical], *, copy_unknown: bool = Fals
         key = id(entry.rule), tensor.shape
         known = checked.get(key)
         if known is None:
-            known = checked[key] = _checked_dims(entry.rule, tensor)
+            try:
+                known = checked[key] = _checked_dims(entry.rule, tensor)
+            except DamagedError as error:
+                wrong.append((order[id(entry.rule)], error))
+                continue
         rules[tensor.name], dims[tensor.name] = entry.rule, known
         present.setdefault(id(entry.rule), []).append(numbers)
+    if wrong:
+        raise min(wrong, key=lambda item: item[0])[1]  # the table's order: the tensor that explains the others first
     if unknown and not copy_unknown:
         raise UnsupportedError(
             f"{_listed(unknown)}: no rule of the table knows {'this tensor' if len(unknown) == 1 else 'these tensors'}, "
@@ -163,7 +171,8 @@ def _require_complete(table: Table, prefix: str, present: Mapping[int, list[tupl
         if not rule.optional:
             layers_of_block.setdefault(rule.block, set()).update(layers)
             found.append((rule, name, layers))
-    every = set(range(table.layers))
+    # Prediction layers past the last are held to the same as the others as soon as anything of one is there.
+    every = set(range(table.layers)).union(*layers_of_block.values())
     layers_of_block[""] = layers_of_block.get("", set()) | every
     for rule, name, layers in found:
         lacking = (layers_of_block[rule.block] & every) - layers
@@ -174,11 +183,17 @@ def _require_complete(table: Table, prefix: str, present: Mapping[int, list[tupl
                 "download or copy the checkpoint again"
             )
     for blocks in table.choices:
-        held: set[int] = set().union(*(layers_of_block.get(block, set()) for block in blocks))
-        if every - held:
-            raise DamagedError(
-                f"layer {min(every - held)} holds none of: {', '.join(blocks)}; download or copy the checkpoint again"
-            )
+        for layer in sorted(every):
+            held = [block for block in blocks if layer in layers_of_block.get(block, ())]
+            if not held:
+                raise DamagedError(
+                    f"layer {layer} holds none of: {', '.join(blocks)}; download or copy the checkpoint again"
+                )
+            if len(held) > 1:
+                raise DamagedError(
+                    f"layer {layer} holds {' and '.join(held)}, of which the model has only one; "
+                    "save the checkpoint again in one form"
+                )
 
 
 def _require_experts(

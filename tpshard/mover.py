@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .digest import Stream
 from .errors import DamagedError
 from .findings import Difference, Findings
+from .matrices import Clear, Move, Moves
 from .openfiles import OpenFiles
 from .routing import Extent
-from .tiles import Blank, Clear, Equal, Move, Moves, Piece, Tile
+from .tiles import Blank, Equal, Piece, Tile
 
 if TYPE_CHECKING:
     import numpy as np
+
+    Matrix = np.ndarray[Any, Any]
 
 _ZEROS = bytes(64 << 10)
 MOST_VIEWS = 1 << 14  # of rows, in one tile: some 3 MiB of them
@@ -45,7 +48,7 @@ class Mover:
         self.view = memoryview(self._buffer)
         #: what the targets hold after :meth:`store`, at the same places as in :attr:`view`
         self.held = memoryview(bytearray(room)) if ends.compare else self.view
-        self._views: dict[int, tuple[Moves, list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]]] = {}
+        self._views: dict[int, tuple[Moves, list[tuple[Matrix, Matrix]]]] = {}
         self.numpy: Any = None  # the module, once it is loaded
         self._weaves: dict[int, tuple[Moves, list[list[memoryview]]]] = {}
         self._views_held = 0
@@ -102,12 +105,18 @@ class Mover:
         """Make the stores' bytes in the buffer."""
         for clear in inside.clears:
             self._clear(clear)
-        if inside.moves:
-            if self.numpy is None:
-                for move in inside.moves:
-                    self._move_by_rows(move)
-            else:
-                self._move(inside, self.numpy)
+        view = self.view
+        for source, target, length in inside.runs:
+            view[target : target + length] = view[source : source + length]
+        if self.numpy is None:
+            for move in inside.moves:
+                self._move_by_rows(move)
+        elif inside.rows:
+            for target_matrix, source_matrix in self._known_matrices(inside):
+                self.numpy.copyto(target_matrix, source_matrix)
+        else:
+            for move in inside.moves:
+                self.numpy.copyto(*self._matrices(move))
 
     def woven(self, inside: Moves) -> list[list[memoryview]] | None:
         """Return for every store the views whose bytes, joined, are what it writes; None where that is no help.
@@ -145,21 +154,17 @@ class Mover:
 
     # -- inside the buffer -------------------------------------------------------------------
 
-    def _move(self, inside: Moves, numpy: Any) -> None:
+    def _known_matrices(self, inside: Moves) -> list[tuple[Matrix, Matrix]]:
         known = self._views.get(id(inside))
         if known is None:
-            if all(move.rows * move.matrices < 8 for move in inside.moves):
-                for move in inside.moves:
-                    self._move_by_rows(move)
-                return
-            views = [self._matrices(move, numpy) for move in inside.moves]
             if len(self._views) >= 256:
                 self._views.clear()
-            known = self._views[id(inside)] = (inside, views)  # holding `inside` keeps its id
-        for target, source in known[1]:
-            numpy.copyto(target, source)
+            # holding `inside` keeps its id from being used again
+            known = self._views[id(inside)] = (inside, [self._matrices(move) for move in inside.moves])
+        return known[1]
 
-    def _matrices(self, move: Move, numpy: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    def _matrices(self, move: Move) -> tuple[Matrix, Matrix]:
+        numpy = self.numpy
         source, target, length, rows, source_step, target_step, count, source_skip, target_skip = move
         inner: tuple[int, ...]
         if length <= 16:  # one element a row: an inner loop over so few bytes would cost more than the bytes
@@ -176,9 +181,6 @@ class Mover:
     def _move_by_rows(self, move: Move) -> None:
         source, target, length, rows, source_step, target_step, count, source_skip, target_skip = move
         view = self.view
-        if rows == 1 and count == 1:
-            view[target : target + length] = view[source : source + length]
-            return
         for matrix in range(count):
             a, b = source + matrix * source_skip, target + matrix * target_skip
             for _ in range(rows):

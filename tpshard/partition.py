@@ -10,13 +10,15 @@ order of the segments is the stored order, so every fusion is data.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import pairwise
 from math import gcd
-from typing import NamedTuple, Union
+from typing import NamedTuple, TypeAlias
 
 from .errors import LayoutError, UnsupportedError, UsageError
 from .intervals import PAD, Run, Runs, joined, total, whole
 
+MOST_GROUPS = 2**14  # a guard against hostile configs: models have at most a few hundred
 Bounds = tuple[int, int]  # units [start, stop) of one rank
 
 
@@ -24,7 +26,7 @@ def dealt(units: int, tp_size: int) -> tuple[Bounds, ...]:
     """``units`` dealt in order to ``tp_size`` ranks; the first ``units % tp_size`` ranks get one more."""
     base, extra = divmod(units, tp_size)
     cuts = [rank * base + min(rank, extra) for rank in range(tp_size + 1)]
-    return tuple(zip(cuts, cuts[1:], strict=False))
+    return tuple(pairwise(cuts))
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,10 @@ class Axis:
                 return False
         return True
 
+    def noun_of(self, view: str) -> str:
+        """What the units of a view are called, for messages: ``kv heads``."""
+        return f"{view} units"
+
     def describe(self) -> str:
         """The axis in words, for messages: ``6 query heads over 2 kv heads``."""
         return ", ".join(f"{count} {view} units" for view, count in self.views().items())
@@ -93,6 +99,9 @@ class Units(Axis):
             (min(start * self.step, self.count), min(stop * self.step, self.count))
             for start, stop in dealt(self.parts(), tp_size)
         )
+
+    def noun_of(self, view: str) -> str:
+        return self.noun
 
     def describe(self) -> str:
         grouped = f" in {self.parts()} groups of {self.step} that must stay whole" if self.step > 1 else ""
@@ -138,10 +147,13 @@ class Heads(Axis):
     def views(self) -> dict[str, int]:
         return {"query": self.query_heads, "kv": self.kv_heads}
 
+    def _together(self) -> int:
+        """KV groups that make up a whole number of steps."""
+        return self.step // gcd(self.step, self.group)
+
     def _bundles(self) -> int:
-        """Indivisible bundles of whole KV groups."""
-        together = self.step // gcd(self.step, self.group)
-        return -(-self.kv_heads // together)
+        """Indivisible bundles of whole KV groups; the last may be short."""
+        return -(-self.kv_heads // self._together())
 
     def parts(self) -> int:
         if self.group % self.step == 0:
@@ -153,6 +165,9 @@ class Heads(Axis):
         if view == "query":
             return query
         return tuple((start // self.group, -(-stop // self.group)) for start, stop in query)
+
+    def noun_of(self, view: str) -> str:
+        return self.noun if view == "query" else self.group_noun
 
     def describe(self) -> str:
         grouped = f" in runs of {self.step} that must stay whole" if self.step > 1 else ""
@@ -172,7 +187,15 @@ class Heads(Axis):
         ``query`` indices a query head, then for each of ``kv`` so many indices of the group's KV
         head: ``grouped(d, d, d)`` is Falcon's ``[group][q ... q k v][d]`` and, with one query head a
         group, GPT-NeoX's ``[head][q k v][d]``.
+
+        Raises:
+            UnsupportedError: more groups than any model has; each is a segment of its own.
         """
+        if self.kv_heads > MOST_GROUPS:
+            raise UnsupportedError(
+                f"{self.kv_heads} {self.group_noun} stored group by group are more than the {MOST_GROUPS} that are "
+                "supported; correct the counts in config.json"
+            )
         segments: list[Segment] = []
         for group in range(self.kv_heads):
             segments.append(Segment(self, "query", group * self.group, (group + 1) * self.group, query))
@@ -184,7 +207,7 @@ class Heads(Axis):
 def _query_bounds(heads: Heads, tp_size: int) -> tuple[Bounds, ...]:
     bundles = heads._bundles()
     if tp_size <= bundles:
-        size = -(-heads.kv_heads // bundles) * heads.group
+        size = heads._together() * heads.group
         return tuple(
             (min(start * size, heads.query_heads), min(stop * size, heads.query_heads))
             for start, stop in dealt(bundles, tp_size)
@@ -228,6 +251,9 @@ class Padded(Axis):
     def padding(self, tp_size: int) -> tuple[int, ...]:
         each = self._each(tp_size)
         return tuple(each - (stop - start) for start, stop in self.bounds("unit", tp_size))
+
+    def noun_of(self, view: str) -> str:
+        return self.noun
 
     def describe(self) -> str:
         return f"{self.count} {self.noun}"
@@ -273,7 +299,7 @@ class Dim:
     def extent(self) -> int:
         return sum(segment.length for segment in self.segments)
 
-    @property
+    @cached_property
     def axes(self) -> tuple[Axis, ...]:
         """The axes along which this dimension is cut, each once, in order."""
         return tuple(dict.fromkeys(s.axis for s in self.segments if s.axis is not None))
@@ -284,7 +310,7 @@ def replicated(extent: int) -> Dim:
     return Dim((Segment(None, "", 0, 1, extent),))
 
 
-AnyDim = Union[Dim, int]
+AnyDim: TypeAlias = Dim | int
 
 
 @dataclass(frozen=True, eq=False)
@@ -321,8 +347,10 @@ def interned(extent: int, ranks: tuple[Runs, ...]) -> Partition:
     """
     for rank, runs in enumerate(ranks):
         last = 0
+        if any(run.length < 0 for run in runs):
+            raise LayoutError(f"rank {rank} holds a run of a negative length")
         for run in sorted(run for run in runs if run.start != PAD):
-            if run.length < 0 or run.start < last or run.start + run.length > extent:
+            if run.start < last or run.start + run.length > extent:
                 raise LayoutError(f"rank {rank} holds {run.start}:{run.start + run.length} of {extent} out of bounds")
             last = run.start + run.length
     return Partition(extent, ranks)
@@ -334,8 +362,9 @@ def partition(dim: Dim, tp_size: int) -> Partition:
 
     Raises:
         UnsupportedError: an axis has fewer indivisible parts than there are ranks.
-        LayoutError: a padded axis does not come last in the dimension.
     """
+    for cut_axis in dim.axes:  # first of all: a degree that cannot be served must cost nothing, however large it is
+        require(cut_axis, tp_size)
     ranks: list[list[Run]] = [[] for _ in range(tp_size)]
     at = 0
     for segment in dim.segments:
@@ -344,7 +373,6 @@ def partition(dim: Dim, tp_size: int) -> Partition:
             for runs in ranks:
                 runs.append(Run(at, segment.size))
         else:
-            require(axis, tp_size)
             bounds, padding = axis.bounds(segment.view, tp_size), axis.padding(tp_size)
             for runs, (start, stop), pad in zip(ranks, bounds, padding, strict=True):
                 low, high = max(start, segment.start), min(stop, segment.stop)

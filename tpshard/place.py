@@ -12,7 +12,7 @@ from typing import NamedTuple
 from .errors import DamagedError
 from .header import WeightsFile, build_header
 from .layout import Layout
-from .plan import Placed, PlacedFile, nbytes_of
+from .plan import Placed, PlacedFile, sizes_of
 from .routing import Extent
 
 ALIGN = 4096  # data of the native layout starts at a page, so that it can be read directly or mapped
@@ -55,29 +55,62 @@ def place_native(layout: Layout, max_file_bytes: int = 0) -> Headed:
         UnsupportedError: a header would outgrow the format's limit.
     """
     size = layout.size
-    extents: list[list[Extent | None]] = [[None] * size for _ in layout.stored]
+    shapes = [stored.shapes for stored in layout.stored]
+    columns: list[list[Extent | None]] = []  # by rank and stored tensor
     files: list[PlacedFile] = []
     headers: list[bytes] = []
-    made: dict[tuple[object, ...], bytes] = {}
-    for rank in range(size):
-        held = [(n, bytes_) for n, s in enumerate(layout.stored) if (bytes_ := nbytes_of(s, rank)) is not None]
-        parts = _parts(held, max_file_bytes)
-        for part, members in enumerate(parts):
-            key = tuple([layout.stored[n].shape(rank) for n, _ in members]), members[0][0] if members else -1
-            blank = made.get(key)
-            if blank is None:
-                blank = made[key] = build_header(
-                    [(layout.stored[n].name, layout.stored[n].dtype, layout.stored[n].shape(rank) or ()) for n, _ in members],
-                    rank_metadata(0, size, layout.digest, _UNKNOWN),
-                    ALIGN,
-                )
-            at = len(blank)
-            for n, length in members:
-                extents[n][rank] = Extent(layout.stored[n].name, len(files), at, length)
-                at += length
-            files.append(PlacedFile(rank_file_name(rank, size, part, len(parts)), at, rank))
+    laid: dict[int, list[_Laid]] = {}
+    for rank, first in enumerate(_alike(shapes, size)):
+        if first == rank:
+            laid[rank] = _laid_parts(layout, shapes, rank, max_file_bytes)
+        column: list[Extent | None] = [None] * len(shapes)
+        for part, (blank, members, end) in enumerate(laid[first]):
+            number = len(files)
+            for n, name, at, length in members:
+                column[n] = Extent(name, number, at, length)
+            files.append(PlacedFile(rank_file_name(rank, size, part, len(laid[first])), end, rank))
             headers.append(_replaced(blank, _RANK, 0, rank, len(str(size))))
-    return Headed(Placed(layout, tuple(files), tuple(map(tuple, extents))), tuple(headers))
+        columns.append(column)
+    return Headed(Placed(layout, tuple(files), tuple(zip(*columns, strict=True))), tuple(headers))
+
+
+_Shapes = Sequence[tuple[tuple[int, ...] | None, ...]]
+
+
+def _alike(shapes: _Shapes, size: int) -> list[int]:
+    """For every rank the first one that holds the same tensors in the same shapes: their files differ in data only."""
+    distinct = list({id(by_rank): by_rank for by_rank in shapes}.values())
+    first: dict[tuple[object, ...], int] = {}
+    return [first.setdefault(tuple([by_rank[rank] for by_rank in distinct]), rank) for rank in range(size)]
+
+
+class _Laid(NamedTuple):
+    """One file of a rank before it has a name: its header, its tensors, and where it ends."""
+
+    header: bytes  # of rank 0, with the content unknown
+    members: list[tuple[int, str, int, int]]  # number of the stored tensor, its name, offset, length
+    end: int
+
+
+def _laid_parts(layout: Layout, shapes: _Shapes, rank: int, limit: int) -> list[_Laid]:
+    """The files of a rank: tensors in the layout's order, each header before its data."""
+    held = []
+    for n, stored in enumerate(layout.stored):
+        length = sizes_of(shapes[n], stored.dtype)[rank]
+        if length is not None:
+            held.append((n, length))
+    metadata = rank_metadata(0, layout.size, layout.digest, _UNKNOWN)
+    out = []
+    for part in _parts(held, limit):
+        tensors = [(layout.stored[n].name, layout.stored[n].dtype, shapes[n][rank] or ()) for n, _ in part]
+        header = build_header(tensors, metadata, ALIGN)
+        at = len(header)
+        members = []
+        for n, length in part:
+            members.append((n, layout.stored[n].name, at, length))
+            at += length
+        out.append(_Laid(header, members, at))
+    return out
 
 
 def sealed(header: bytes, content: str) -> bytes:
@@ -104,7 +137,7 @@ def _parts(held: Sequence[tuple[int, int]], limit: int) -> list[list[tuple[int, 
 
 def place_repacked(layout: Layout, max_file_bytes: int) -> Headed:
     """A checkpoint that is not cut, in ``model.safetensors`` or as many numbered files as the limit asks for."""
-    lengths = [(n, nbytes_of(stored, 0) or 0) for n, stored in enumerate(layout.stored)]
+    lengths = [(n, sizes_of(stored.shapes, stored.dtype)[0] or 0) for n, stored in enumerate(layout.stored)]
     parts = _parts(lengths, max_file_bytes)
     extents: list[tuple[Extent | None, ...]] = [()] * len(layout.stored)
     files, headers = [], []

@@ -100,10 +100,10 @@ def stored_bytes(shape: tuple[int, ...], dtype: str) -> int:
     return bits // 8
 
 
-def nbytes_of(stored: Stored, rank: int) -> int | None:
-    """Bytes of a stored tensor on a rank, None where the rank does not hold it."""
-    shape = stored.shape(rank)
-    return None if shape is None else stored_bytes(shape, stored.dtype)
+@lru_cache(maxsize=65536)
+def sizes_of(shapes: tuple[tuple[int, ...] | None, ...], dtype: str) -> tuple[int | None, ...]:
+    """Bytes of a stored tensor on every rank, None where a rank does not hold it; raises as :func:`stored_bytes`."""
+    return tuple([None if shape is None else stored_bytes(shape, dtype) for shape in shapes])
 
 
 class _Join(NamedTuple):
@@ -127,8 +127,7 @@ def build_plan(source: Placed, target: Placed) -> Plan:
     if source.layout.tensors.keys() != target.layout.tensors.keys():
         odd = sorted(source.layout.tensors.keys() ^ target.layout.tensors.keys())
         raise LayoutError(f"only one of the layouts holds {', '.join(odd[:5])}")
-    reads, read_ids = _numbered(source)
-    writes, write_ids = _numbered(target)
+    reads, writes = _numbered(source), _numbered(target)
     froms, tos = _pieces_of(source.layout), _pieces_of(target.layout)
     joins: dict[tuple[object, ...], _Join] = {}
     strips: dict[str, tuple[Strip, ...]] = {}
@@ -142,8 +141,8 @@ def build_plan(source: Placed, target: Placed) -> Plan:
         join = joins.get(key)
         if join is None:
             join = joins[key] = _joined(name, source.layout, target.layout, here, there)
-        ends = [read_ids[here[n][0]][rank] for n, rank in join.sources]
-        aims = [write_ids[there[n][0]][rank] for n, rank in join.targets]
+        ends = [reads.ids[here[n][0]][rank] for n, rank in join.sources]
+        aims = [writes.ids[there[n][0]][rank] for n, rank in join.targets]
         strips[name] = tuple(
             [
                 Strip(
@@ -155,9 +154,9 @@ def build_plan(source: Placed, target: Placed) -> Plan:
                 for shape in join.strips
             ]
         )
-    tasks = _tasks(source.layout, target.layout, read_ids, write_ids, froms, tos, strips)
-    prove(tasks, reads, writes)
-    return Plan(source, target, reads, writes, tasks)
+    tasks = _tasks(strips, froms, tos, reads.held, writes.held)
+    prove(tasks, reads.extents, writes.extents)
+    return Plan(source, target, reads.extents, writes.extents, tasks)
 
 
 def _geometry(stored: Stored, piece: int) -> object:
@@ -195,23 +194,36 @@ def _joined(name: str, source: Layout, target: Layout, here: _Pieces, there: _Pi
     return _Join(tuple(sources), tuple(targets), strips)
 
 
-def _numbered(placed: Placed) -> tuple[tuple[Extent, ...], list[list[int]]]:
-    """All extents in one sequence, and the number of each by stored tensor and rank (-1: not held)."""
+class _Numbered(NamedTuple):
+    """All extents of a placed layout in one sequence, and where those of each stored tensor stand in it."""
+
+    extents: tuple[Extent, ...]
+    ids: list[tuple[int, ...]]  # by stored tensor and rank; -1: not held
+    held: list[tuple[int, ...]]  # by stored tensor, without the ranks that do not hold it
+
+
+def _numbered(placed: Placed) -> _Numbered:
     flat: list[Extent] = []
-    ids: list[list[int]] = []
+    ids: list[tuple[int, ...]] = []
+    every: list[tuple[int, ...]] = []
     for row in placed.extents:
-        numbers = []
-        for extent in row:
-            numbers.append(-1 if extent is None else len(flat))
-            if extent is not None:
-                flat.append(extent)
-        ids.append(numbers)
-    return tuple(flat), ids
+        first = len(flat)
+        flat += [extent for extent in row if extent is not None]
+        held = tuple(range(first, len(flat)))
+        every.append(held)
+        if len(held) < len(row):
+            numbers = iter(held)
+            ids.append(tuple([-1 if extent is None else next(numbers) for extent in row]))
+        else:
+            ids.append(held)
+    return _Numbered(tuple(flat), ids, every)
 
 
 def _pieces_of(layout: Layout) -> dict[str, list[tuple[int, int]]]:
     pieces: dict[str, list[tuple[int, int]]] = {name: [] for name in layout.tensors}
     for number, stored in enumerate(layout.stored):
+        if not stored.pieces:
+            raise LayoutError(f"{stored.name} stores no tensor")
         for at, piece in enumerate(stored.pieces):
             if piece.tensor not in pieces:
                 raise LayoutError(f"{stored.name} stores {piece.tensor}, which is no tensor of the layout")
@@ -223,35 +235,36 @@ def _pieces_of(layout: Layout) -> dict[str, list[tuple[int, int]]]:
 
 
 def _tasks(
-    source: Layout,
-    target: Layout,
-    read_ids: list[list[int]],
-    write_ids: list[list[int]],
+    strips: Mapping[str, tuple[Strip, ...]],
     froms: Mapping[str, _Pieces],
     tos: Mapping[str, _Pieces],
-    strips: Mapping[str, tuple[Strip, ...]],
+    reads: Sequence[tuple[int, ...]],
+    writes: Sequence[tuple[int, ...]],
 ) -> tuple[Task, ...]:
     """One task for each set of logical tensors that share stored tensors, in the target's order."""
-    if len(source.stored) == len(target.stored) == len(strips):
-        groups = [[name] for name in strips]
-    else:
-        groups = _connected(strips, froms, tos)
+    # As many stored as logical tensors, each of those in one piece: every tensor is stored by itself.
+    if len(reads) == len(writes) == len(strips) and all(len(p) == 1 for side in (froms, tos) for p in side.values()):
+        return tuple(
+            [Task(name, found, reads[froms[name][0][0]], writes[tos[name][0][0]]) for name, found in strips.items()]
+        )
     tasks = []
-    for names in groups:
-        reads = dict.fromkeys(s for name in names for s, _ in froms[name])
-        writes = dict.fromkeys(s for name in names for s, _ in tos[name])
+    for names in _connected(strips, froms, tos):
+        sources = dict.fromkeys(s for name in names for s, _ in froms[name])
+        targets = dict.fromkeys(s for name in names for s, _ in tos[name])
         tasks.append(
             Task(
                 names[0],
-                strips[names[0]] if len(names) == 1 else tuple(s for name in names for s in strips[name]),
-                tuple([n for s in reads for n in read_ids[s] if n >= 0]),
-                tuple([n for s in writes for n in write_ids[s] if n >= 0]),
+                tuple([strip for name in names for strip in strips[name]]),
+                tuple([n for s in sources for n in reads[s]]),
+                tuple([n for s in targets for n in writes[s]]),
             )
         )
     return tuple(tasks)
 
 
-def _connected(names: Mapping[str, object], froms: Mapping[str, _Pieces], tos: Mapping[str, _Pieces]) -> list[list[str]]:
+def _connected(
+    names: Mapping[str, object], froms: Mapping[str, _Pieces], tos: Mapping[str, _Pieces]
+) -> list[list[str]]:
     """Logical tensors grouped by the stored tensors that they share, on either side."""
     parent: dict[tuple[int, int], tuple[int, int]] = {}
 

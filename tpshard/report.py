@@ -37,10 +37,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Columns of text, the first to the left and the others to the right."""
     lines = [list(head), *map(list, rows)]
     widths = [max(len(line[at]) for line in lines) for at in range(len(head))]
-    return [
-        "  ".join(cell.ljust(width) if at == 0 else cell.rjust(width) for at, (cell, width) in enumerate(zip(line, widths, strict=True))).rstrip()
-        for line in lines
-    ]  # fmt: skip
+    out = []
+    for first, *rest in lines:
+        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))]
+        out.append("  ".join(cells).rstrip())
+    return out
 
 
 def _conversion(report: Conversion) -> list[str]:
@@ -68,7 +69,7 @@ def _conversion(report: Conversion) -> list[str]:
         lines.append(f"  {report.side_files} other files carried")
     if report.identical_to_source:
         verdict = "will be" if report.dry_run else "are"
-        lines.append(f"  weight files and index {verdict} the source's, byte for byte (every tensor's digest is checked)")
+        lines.append(f"  weight files and index {verdict} the source's, byte for byte (every digest is checked)")
     return lines
 
 
@@ -111,7 +112,8 @@ def _survey(report: Survey) -> list[str]:
                 )
             )  # fmt: skip
         if rows:
-            lines += ["", *table(("tp", "equal", "smallest rank", "largest rank", "all ranks", "sharded fraction"), rows)]
+            head = ("tp", "equal", "smallest rank", "largest rank", "all ranks", "sharded fraction")
+            lines += ["", *table(head, rows)]
         for degree in report.degrees:
             lines += [f"tp {degree.tp_size}: {text}" for text in (*degree.uneven, *degree.padding)]
             if not degree.possible:
@@ -120,12 +122,10 @@ def _survey(report: Survey) -> list[str]:
 
 
 def _demonstration(report: Demonstration) -> list[str]:
-    lines = table(("step", "ranks", "files", "bytes", "seconds"), [
-        (step.name, str(step.tp_size), str(step.files), size(step.nbytes), f"{step.seconds:.3f}") for step in report.steps
-    ])  # fmt: skip
+    rows = [(s.name, str(s.tp_size), str(s.files), size(s.nbytes), f"{s.seconds:.3f}") for s in report.steps]
+    lines = table(("step", "ranks", "files", "bytes", "seconds"), rows)
     lines += [""] + [f"{'ok ' if check.passed else 'BAD'} {check.claim}" for check in report.checks]
-    lines.append(f"files kept in {report.directory}" if report.directory else "")
-    return lines[:-1] if not report.directory else lines
+    return [*lines, f"files kept in {report.directory}"] if report.directory else lines
 
 
 def _listing(report: Listing) -> list[str]:

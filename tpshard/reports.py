@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .verdicts import LevelVerdict
 
 SCHEMA = 1
 
@@ -16,7 +20,17 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """The report as JSON values, with the schema's name and version."""
-        return {"schema": f"tpshard.{self.verb}/{SCHEMA}", **asdict(self)}
+        values: dict[str, Any] = finite({"schema": f"tpshard.{self.verb}/{SCHEMA}", **asdict(self)})
+        return values
+
+
+def finite(value: Any) -> Any:
+    """The value with NaN and infinities, for which JSON has no numbers, as the texts ``nan``, ``inf``, ``-inf``."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @dataclass
@@ -75,6 +89,13 @@ class Verification(Report):
     tensors_checked: int = 0
     bytes_checked: int = 0
     warnings: list[str] = field(default_factory=list)
+    verdicts: list[LevelVerdict] = field(default_factory=list)  # one a level that was asked for
+    gates: dict[str, Any] = field(default_factory=dict)  # what the run was judged by
+    versions: dict[str, str] = field(default_factory=dict)  # of tpshard, python, torch, ... as far as they took part
+    hardware: dict[str, str] = field(default_factory=dict)
+    command: list[str] = field(default_factory=list)
+    rank_bytes: list[int] = field(default_factory=list)  # of tensors, by rank
+    baseline: dict[str, Any] = field(default_factory=dict)  # what a baseline was compared with, if one was given
 
 
 @dataclass

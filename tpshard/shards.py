@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,9 +57,22 @@ class Shards:
         require_unchanged(self.root, [file.name for file in self.files], self.stamps)
 
 
+def given_path(path: str | os.PathLike[str], what: str) -> Path:
+    """A path that a caller gave for ``what``.
+
+    Raises:
+        UsageError: it is empty, or no path at all.
+    """
+    text = os.fspath(path)
+    if not text or "\0" in text:
+        raise UsageError(f"{text!r:.200} is no path for {what}; name a directory")
+    return Path(text)
+
+
 def is_shards(path: str | os.PathLike[str]) -> bool:
     """Whether a directory holds a manifest, and is thus a finished split."""
-    return os.path.lexists(os.path.join(path, manifests.NAME))
+    text = os.fspath(path)
+    return bool(text) and "\0" not in text and os.path.lexists(os.path.join(text, manifests.NAME))
 
 
 def read_manifest(root: Path) -> Manifest:
@@ -71,23 +85,32 @@ def read_manifest(root: Path) -> Manifest:
         StorageError: it cannot be read.
     """
     path = root / manifests.NAME
-    if not root.is_dir():
-        raise UsageError(f"{shown(root)} is not a directory")
-    if not is_shards(root):
-        hint = (
-            "it is a checkpoint that has not been split; use 'tpshard split'"
-            if (root / "config.json").exists()
-            else "a split that did not finish leaves no such file: split again"
-        )
-        raise UsageError(f"{shown(root)} holds no {manifests.NAME}: {hint}")
     try:
-        size = path.stat().st_size
+        if not stat.S_ISDIR(os.stat(root).st_mode):
+            raise UsageError(f"{shown(root)} is a file. Give the directory that holds it.")
+        size = os.stat(path).st_size
+    except (FileNotFoundError, NotADirectoryError):
+        raise _no_shards(root) from None
+    except OSError as error:
+        raise storage_error(error, path, "looking at it") from None
+    try:
         if size > manifests.LARGEST:
             raise DamagedError(f"{shown(path)} has {size} bytes; a manifest has at most {manifests.LARGEST}")
         raw = path.read_bytes()
     except OSError as error:
         raise storage_error(error, path, "reading it") from None
     return manifests.parsed(raw, shown(path))
+
+
+def _no_shards(root: Path) -> UsageError:
+    if not os.path.lexists(root):
+        return UsageError(f"There is no directory {shown(root)}. Give one that 'tpshard split' has made.")
+    hint = (
+        "it is a checkpoint that has not been split; use 'tpshard split'"
+        if (root / "config.json").exists()
+        else "a split that did not finish leaves no such file: split again"
+    )
+    return UsageError(f"{shown(root)} holds no {manifests.NAME}: {hint}")
 
 
 def open_shards(path: str | os.PathLike[str]) -> Shards:
@@ -97,7 +120,7 @@ def open_shards(path: str | os.PathLike[str]) -> Shards:
         DamagedError: a file is missing, damaged, or of another rank, degree, model or run; names it.
         UsageError, UnsupportedError, StorageError: as :func:`read_manifest`.
     """
-    root = Path(path)
+    root = given_path(path, "the shards")
     manifest = read_manifest(root)
     opened: list[tuple[WeightsFile, Stamp]] = []
     for problem in check_files(root, manifest, opened):
@@ -117,7 +140,7 @@ def check_files(root: Path, manifest: Manifest, opened: list[tuple[WeightsFile, 
             yield Problem(manifests.NAME, f"{shown(root / manifests.NAME)} lists no file for rank {rank}")
     for recorded in manifest.files:
         path = root / recorded.name
-        if not path.exists():
+        if _is_missing(path):
             yield Problem(recorded.name, f"{shown(path)} is missing: the file of rank {recorded.rank}")
             continue
         try:
@@ -137,6 +160,16 @@ def check_files(root: Path, manifest: Manifest, opened: list[tuple[WeightsFile, 
             place_opened(manifest.layout, [(f, r.rank) for (f, _), r in zip(opened, manifest.files, strict=True)])
         except DamagedError as error:
             yield Problem(manifests.NAME, str(error))
+
+
+def _is_missing(path: Path) -> bool:
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError as error:
+        raise storage_error(error, path, "looking at it") from None
+    return False
 
 
 def _mismatch(manifest: Manifest, recorded: RankFile, file: WeightsFile) -> str:

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from .checkpoint import open_checkpoint
-from .convert import bytes_by_rank, logical_bytes, patterns
-from .degrees import axes_of, check_degree, describe_uneven, equal_degrees, largest_degree, paddings, uneven
-from .errors import TpshardError, UsageError
+from .accounting import bytes_by_rank, patterns
+from .checkpoint import Checkpoint, open_checkpoint
+from .degrees import (
+    axes_of,
+    check_degree,
+    describe_padding,
+    describe_uneven,
+    equal_degrees,
+    largest_degree,
+    paddings,
+    uneven,
+)
+from .errors import LayoutError, UnsupportedError, UsageError
+from .header import DTYPE_BITS
 from .layout import cut_layout
 from .manifest import Note
 from .matching import Logical
 from .partition import Axis, Dim
 from .place import place_native
-from .plan import stored_bytes
+from .plan import Placed, build_plan, stored_bytes
 from .registry import families
 from .reports import Degree, Entry, Listing, Survey, sharded_fraction
-from .shards import is_shards, open_shards
+from .shards import Shards, is_shards, open_shards
 from .table import ADDED_ONCE, NEEDS_SUM
 
 
@@ -28,10 +38,15 @@ def inspect(path: str | os.PathLike[str], *, copy_unknown: bool = False) -> Surv
         UsageError, UnsupportedError, DamagedError, StorageError: it cannot be read for what it is.
     """
     if is_shards(path):
-        return _inspect_shards(path)
-    checkpoint = open_checkpoint(path, copy_unknown=copy_unknown)
+        return _of_shards(path, open_shards(path))
+    return _of_checkpoint(path, open_checkpoint(path, copy_unknown=copy_unknown))
+
+
+def _of_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> Survey:
     source = checkpoint.source
-    survey = _survey(str(path), "checkpoint", checkpoint.family, checkpoint.tensors, checkpoint.axes, checkpoint.notes())
+    survey = _survey(
+        str(path), "checkpoint", checkpoint.family, checkpoint.tensors, checkpoint.axes, checkpoint.notes()
+    )
     survey.model_type = str(source.config.get("model_type", ""))
     survey.files = [file.name for file in source.files]
     survey.aliases = checkpoint.aliases()
@@ -41,17 +56,14 @@ def inspect(path: str | os.PathLike[str], *, copy_unknown: bool = False) -> Surv
     return survey
 
 
-def _inspect_shards(path: str | os.PathLike[str]) -> Survey:
-    shards = open_shards(path)
+def _of_shards(path: str | os.PathLike[str], shards: Shards) -> Survey:
     manifest = shards.manifest
-    survey = _survey(
-        str(path), "shards", manifest.origin.family, manifest.tensors, axes_of(manifest.dims), manifest.notes
-    )
+    axes = axes_of(manifest.dims)
+    survey = _survey(str(path), "shards", manifest.origin.family, manifest.tensors, axes, manifest.notes)
     survey.tp_size = manifest.tp_size
     survey.files = [file.name for file in manifest.files]
     survey.aliases = dict(manifest.aliases)
-    held = bytes_by_rank(shards.placed)
-    survey.degrees = [_degree(manifest.tp_size, axes_of(manifest.dims), held, logical_bytes(shards.placed.layout))]
+    survey.degrees = [_degree(manifest.tp_size, axes, bytes_by_rank(shards.placed), survey.bytes)]
     return survey
 
 
@@ -68,29 +80,33 @@ def plan(
     """
     if not tp_sizes:
         raise UsageError("name at least one degree, as in --tp 2,4,8")
-    survey = inspect(path, copy_unknown=copy_unknown)
-    tensors: Iterable[Logical]
-    dims: Mapping[str, tuple[Dim, ...]]
-    if survey.kind == "shards":
-        manifest = open_shards(path).manifest
-        tensors, dims = manifest.tensors, manifest.dims
+    if is_shards(path):
+        shards = open_shards(path)
+        survey, placed, dims = _of_shards(path, shards), shards.placed, shards.manifest.dims
     else:
         checkpoint = open_checkpoint(path, copy_unknown=copy_unknown)
-        tensors, dims = checkpoint.tensors, checkpoint.matched.dims
+        survey, placed, dims = _of_checkpoint(path, checkpoint), checkpoint.placed, checkpoint.matched.dims
     axes = axes_of(dims)
     survey.verb = "plan"
     survey.degrees = []
     for tp_size in tp_sizes:
         try:
             check_degree(tp_size, axes, even=even)
-        except UsageError:
-            raise
-        except TpshardError as error:
+            target = _target(placed, dims, tp_size)
+        except (LayoutError, UnsupportedError) as error:
             survey.degrees.append(Degree(tp_size, False, reason=str(error)))
             continue
-        held = bytes_by_rank(place_native(cut_layout(tensors, dims, tp_size)).placed)
-        survey.degrees.append(_degree(tp_size, axes, held, survey.bytes))
+        survey.degrees.append(_degree(tp_size, axes, bytes_by_rank(target), survey.bytes))
     return survey
+
+
+def _target(placed: Placed, dims: Mapping[str, tuple[Dim, ...]], tp_size: int) -> Placed:
+    """The layout at one degree; raises LayoutError where a cut would fall inside a byte."""
+    tensors = placed.layout.tensors.values()
+    target = place_native(cut_layout(tensors, dims, tp_size)).placed
+    if any(DTYPE_BITS[tensor.dtype] % 8 for tensor in tensors):
+        build_plan(placed, target)
+    return target
 
 
 def _degree(tp_size: int, axes: Mapping[Axis, str], held: list[int], total: int) -> Degree:
@@ -101,7 +117,7 @@ def _degree(tp_size: int, axes: Mapping[Axis, str], held: list[int], total: int)
         rank_bytes=held,
         sharded_fraction=sharded_fraction(held, total),
         uneven=[describe_uneven(found) for found in uneven(axes, tp_size)],
-        padding=[f"{found.units} padded {found.axis.describe()}" for found in paddings(axes, tp_size)],
+        padding=[describe_padding(found) for found in paddings(axes, tp_size)],
     )
 
 

@@ -14,12 +14,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from .errors import UnsupportedError
 from .partition import AnyDim, Axis, Dim
 
 ADDED_ONCE = "added once: whole on every rank, the runtime adds it after the sum over ranks"
 NEEDS_SUM = "needs a sum over ranks: the norm spans what is cut"
+MOST = 2**16  # a guard against hostile configs: matching lists the layers and experts that must be there
 
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+# "01" and numbers beyond any layer's are parts of a name like others: no rule's number stands for them.
+_NUMBER = re.compile(r"(?<![^.])(?:0|[1-9][0-9]{0,17})(?![^.])")
 _PLACE = re.compile(r"\{(\w+)\}")
 
 
@@ -48,9 +51,7 @@ def template_of(name: str) -> tuple[str, tuple[int, ...]]:
 
 def placeholders(name: str) -> tuple[str, ...]:
     """The placeholders and literal numbers of a rule's name, in order: ``('{layer}', '0')``."""
-    return tuple(
-        part if part.startswith("{") else part for part in name.split(".") if part.isdigit() or _PLACE.fullmatch(part)
-    )
+    return tuple(part for part in name.split(".") if part.isdigit() or _PLACE.fullmatch(part))
 
 
 def rule_template(name: str) -> str:
@@ -67,6 +68,9 @@ class Table:
         experts: how many experts ``{expert}`` runs over.
         extra_layers: layers past the last that a checkpoint may hold as well (prediction layers).
         prefixes: what ``@`` stands for, most usual first.
+
+    Raises:
+        UnsupportedError: more layers or experts than any model has.
     """
 
     layers: int
@@ -78,11 +82,16 @@ class Table:
     choices: list[tuple[str, ...]] = field(default_factory=list)
     _block: str = ""
 
+    def __post_init__(self) -> None:
+        for what, count in (("layers", self.layers + self.extra_layers), ("experts", self.experts)):
+            if count > MOST:
+                raise UnsupportedError(
+                    f"config.json promises {count} {what}, more than the {MOST} that are supported; correct it"
+                )
+
     # -- rules ------------------------------------------------------------------------------------
 
-    def tensor(
-        self, name: str, *dims: AnyDim | None, role: str, optional: bool = False, note: str = ""
-    ) -> None:
+    def tensor(self, name: str, *dims: AnyDim | None, role: str, optional: bool = False, note: str = "") -> None:
         """A tensor with one entry of ``dims`` for each dimension."""
         self.rules.append(Rule(name, dims, role, optional, self._block, note))
 
@@ -152,7 +161,7 @@ class Table:
             self._block = outer
 
     def one_of(self, *blocks: str) -> None:
-        """Every layer holds at least one of these blocks (dense or experts, attention or state space)."""
+        """Every layer holds exactly one of these blocks (dense or experts, attention or state space)."""
         self.choices.append(blocks)
 
     @property

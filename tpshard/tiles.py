@@ -12,11 +12,11 @@ tensor. All are bytes, all ranges half-open.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from heapq import heapify, heappop, heappush
-from itertools import pairwise
 from typing import NamedTuple
 
+from .matrices import Clear, Move, Moves, Run, Strand, row_moves
 from .routing import Extent, Route, Strip, Task
+from .segments import Segment, in_stream_order, segments_of
 
 LARGE = 64 << 10  # from here on a write of its own costs less than gathering its bytes first
 
@@ -28,20 +28,6 @@ class Piece(NamedTuple):
     at: int
     nbytes: int
     pos: int
-
-
-class Move(NamedTuple):
-    """Byte matrices of ``rows`` x ``length``; ``step`` leads from row to row, ``skip`` from matrix to matrix."""
-
-    source: int
-    target: int
-    length: int
-    rows: int
-    source_step: int
-    target_step: int
-    matrices: int
-    source_skip: int
-    target_skip: int
 
 
 class Equal(NamedTuple):
@@ -70,36 +56,6 @@ class Blank(NamedTuple):
     at: int
 
 
-class Clear(NamedTuple):
-    """A byte matrix of the buffer that is set to zero."""
-
-    pos: int
-    length: int
-    rows: int
-    step: int
-
-
-class Strand(NamedTuple):
-    """Columns of a target: ``length`` bytes at ``pos`` of the buffer, ``step`` further in the next row; -1 for zeros."""
-
-    pos: int
-    length: int
-    step: int
-
-
-class Moves(NamedTuple):
-    """What happens inside the buffer; shared by all tiles of one geometry.
-
-    ``rows`` and ``strands`` say the same as the moves and clears, store by store: a target's row is
-    its strands one after the other. They are there for tiles of several rows only.
-    """
-
-    clears: tuple[Clear, ...]
-    moves: tuple[Move, ...]
-    rows: int = 0
-    strands: tuple[tuple[Strand, ...], ...] = ()
-
-
 class Tile(NamedTuple):
     """One buffer full: loads, then checks, then moves, then stores."""
 
@@ -110,18 +66,7 @@ class Tile(NamedTuple):
     stores: Sequence[Piece]
 
 
-class Segment(NamedTuple):
-    """A stretch of a source's columns with one fate; ``source`` -1 is a fill."""
-
-    source: int
-    at: int
-    length: int
-    targets: tuple[tuple[int, int], ...]  # (target, column)
-    others: tuple[tuple[int, int], ...]  # (source, column) of the replicas to compare
-    blank: bool
-
-
-_NOTHING = Moves((), ())
+_NOTHING = Moves((), (), ())
 
 
 class Tiler:
@@ -256,10 +201,10 @@ class Tiler:
                     equals.append(
                         Equal(pos, places[index, end], size, 1, size, size, extent, at, sources[other].extent, other_at)
                     )
-        stores, moves = self._gather(strip, outgoing)
-        return Tile(loads, equals, blanks, Moves(tuple(clears), moves) if clears or moves else _NOTHING, stores)
+        stores, runs = self._gather(strip, outgoing)
+        return Tile(loads, equals, blanks, Moves(clears, runs, ()) if clears or runs else _NOTHING, stores)
 
-    def _gather(self, strip: Strip, outgoing: list[tuple[int, int, int, int]]) -> tuple[list[Piece], tuple[Move, ...]]:
+    def _gather(self, strip: Strip, outgoing: list[tuple[int, int, int, int]]) -> tuple[list[Piece], list[Run]]:
         """Turn outgoing pieces into few stores: what is small and adjacent in a target is put together first."""
         if len(outgoing) > 1:
             outgoing.sort()
@@ -272,7 +217,7 @@ class Tiler:
                     joined.append(piece)
             outgoing = joined
         stores: list[Piece] = []
-        moves: list[Move] = []
+        runs: list[Run] = []
         staged = self.load_room
         first = 0
         while first < len(outgoing):
@@ -287,11 +232,11 @@ class Tiler:
             if last - first > 1:
                 pos = staged
                 for _, _, piece_size, piece_pos in outgoing[first:last]:
-                    moves.append(Move(piece_pos, staged, piece_size, 1, 0, 0, 1, 0, 0))
+                    runs.append((piece_pos, staged, piece_size))
                     staged += piece_size
             stores.append(Piece(strip.targets[target].extent, at, end - at, pos))
             first = last
-        return stores, tuple(moves)
+        return stores, runs
 
     # -- rows --------------------------------------------------------------------------------
 
@@ -359,8 +304,7 @@ class Tiler:
             for target, target_at, length in route.fills:
                 strands[target].append((target_at, Strand(-1, length, 0)))
             woven = tuple(tuple(strand for _, strand in sorted(found)) for found in strands)
-            moves = in_progressions(row_moves(strip, rows, starts, ends))
-            known = (route, Moves(clears, moves, rows, woven))
+            known = (route, Moves(clears, (), row_moves(strip, rows, starts, ends), rows, woven))
             self._moves[key] = known
         return known[1]
 
@@ -373,6 +317,7 @@ class Tiler:
         equals: list[Equal] = []
         blanks: list[Blank] = []
         clears: list[Clear] = []
+        runs: list[Run] = []
         moves: list[Move] = []
         for task in tasks:
             for strip in task.strips:
@@ -381,11 +326,9 @@ class Tiler:
                 ends = [place[span.extent] + span.at for span in targets]
                 if rows == 1:
                     for source, source_at, target, target_at, length in route.copies:
-                        moves.append(
-                            Move(starts[source] + source_at, ends[target] + target_at, length, 1, 0, 0, 1, 0, 0)
-                        )
+                        runs.append((starts[source] + source_at, ends[target] + target_at, length))
                 elif rows:
-                    moves.extend(in_progressions(row_moves(strip, rows, starts, ends)))
+                    moves += row_moves(strip, rows, starts, ends)
                 if route.fills:
                     for target, target_at, length in route.fills:
                         clears.append(Clear(ends[target] + target_at, length, rows, targets[target].width))
@@ -393,16 +336,17 @@ class Tiler:
                     more_equals, more_blanks = self._row_checks(strip, 0, rows, starts)
                     equals += more_equals
                     blanks += more_blanks
-        return Tile(loads, equals, blanks, Moves(tuple(clears), tuple(moves)), stores)
+        return Tile(loads, equals, blanks, Moves(clears, runs, moves), stores)
 
 
 def _packed(wanted: list[int], extents: Sequence[Extent], pos: int) -> tuple[list[Piece], dict[int, int]]:
     """Lay extents into the buffer from ``pos`` on, in file order, so that what adjoins in a file adjoins there."""
     pieces, where = [], {}
+    new = tuple.__new__  # a third of the time that Piece(...) takes, and there are very many
     for _, _, index in sorted([(extents[index].file, extents[index].offset, index) for index in wanted]):
         where[index] = pos
         nbytes = extents[index].nbytes
-        pieces.append(Piece(index, 0, nbytes, pos))
+        pieces.append(new(Piece, (index, 0, nbytes, pos)))
         pos += nbytes
     return pieces, where
 
@@ -416,104 +360,3 @@ def _is_flat(strip: Strip) -> bool:
         and all(s.length == sources[s.source].width == sources[s.other].width for s in route.same)
         and all(z.length == sources[z.source].width for z in route.zeros)
     )
-
-
-def row_moves(strip: Strip, rows: int, starts: Sequence[int], ends: Sequence[int]) -> list[Move]:
-    """The copies of a strip as matrices in the buffer; ``starts`` and ``ends`` are where row 0 of each span lies."""
-    sources, targets = strip.sources, strip.targets
-    moves = []
-    for source, source_at, target, target_at, length in strip.route.copies:
-        step, target_step = sources[source].width, targets[target].width
-        moves.append(
-            Move(starts[source] + source_at, ends[target] + target_at, length, rows, step, target_step, 1, 0, 0)
-        )
-    return moves
-
-
-def in_progressions(moves: Sequence[Move]) -> tuple[Move, ...]:
-    """Join equal matrices that follow each other at a constant distance on both ends: one move for all ranks."""
-    joined: list[Move] = []
-    for move in moves:
-        if joined:
-            last = joined[-1]
-            if last[2:6] == move[2:6]:
-                source_skip, target_skip = move.source - last.source, move.target - last.target
-                if last.matrices == 1:
-                    joined[-1] = last._replace(matrices=2, source_skip=source_skip, target_skip=target_skip)
-                    continue
-                if source_skip == last.matrices * last.source_skip and target_skip == last.matrices * last.target_skip:
-                    joined[-1] = last._replace(matrices=last.matrices + 1)
-                    continue
-        joined.append(move)
-    return tuple(joined)
-
-
-def segments_of(route: Route) -> list[Segment]:
-    """Cut the columns of each source where a copy, a comparison or padding begins or ends.
-
-    Every segment's bytes then have one fate, so that each is read once whatever is done with it.
-    """
-    pieces: dict[int, list[tuple[int, int, str, int, int]]] = {}  # source -> (start, end, kind, index, column)
-    for source, source_at, target, target_at, length in route.copies:
-        pieces.setdefault(source, []).append((source_at, source_at + length, "copy", target, target_at))
-    for source, source_at, other, other_at, length in route.same:
-        pieces.setdefault(source, []).append((source_at, source_at + length, "same", other, other_at))
-    for source, source_at, length in route.zeros:
-        pieces.setdefault(source, []).append((source_at, source_at + length, "zero", 0, 0))
-    segments = []
-    for source, found in pieces.items():
-        found = sorted(piece for piece in found if piece[1] > piece[0])
-        cuts = sorted({cut for piece in found for cut in piece[:2]})
-        begun = 0
-        active: list[tuple[int, int, str, int, int]] = []
-        for start, end in pairwise(cuts):
-            active = [piece for piece in active if piece[1] > start]
-            while begun < len(found) and found[begun][0] == start:
-                active.append(found[begun])
-                begun += 1
-            if active:
-                targets = tuple((p[3], p[4] + start - p[0]) for p in active if p[2] == "copy")
-                others = tuple((p[3], p[4] + start - p[0]) for p in active if p[2] == "same")
-                segments.append(
-                    Segment(source, start, end - start, targets, others, any(p[2] == "zero" for p in active))
-                )
-    for target, target_at, length in route.fills:
-        if length:
-            segments.append(Segment(-1, 0, length, ((target, target_at),), (), False))
-    return segments
-
-
-def in_stream_order(segments: list[Segment]) -> tuple[Segment, ...]:
-    """Order segments so that each source is read and each target written in ascending order, if that can be.
-
-    Digests are then taken as the bytes pass. Where the column map turns an order round (a rotary
-    permutation), sources ascend and targets don't.
-    """
-    chains: dict[tuple[bool, int], list[tuple[int, int]]] = {}
-    for index, segment in enumerate(segments):
-        if segment.source >= 0:
-            chains.setdefault((True, segment.source), []).append((segment.at, index))
-        for other, at in segment.others:
-            chains.setdefault((True, other), []).append((at, index))
-        for target, at in segment.targets:
-            chains.setdefault((False, target), []).append((at, index))
-    after: list[list[int]] = [[] for _ in segments]
-    waits = [0] * len(segments)
-    for chain in chains.values():
-        chain.sort()
-        for (_, before), (_, behind) in pairwise(chain):
-            after[before].append(behind)
-            waits[behind] += 1
-    ready = [(segments[index][:2], index) for index, count in enumerate(waits) if not count]
-    heapify(ready)
-    ordered = []
-    while ready:
-        _, index = heappop(ready)
-        ordered.append(segments[index])
-        for behind in after[index]:
-            waits[behind] -= 1
-            if not waits[behind]:
-                heappush(ready, (segments[behind][:2], behind))
-    if len(ordered) < len(segments):
-        ordered = sorted(segments)
-    return tuple(ordered)

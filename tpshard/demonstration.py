@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from .check import verify
-from .convert import file_sha256, merge, reshard, split
+from .convert import merge, reshard, split
 from .header import build_header
 from .reports import Check, Conversion, Demonstration, Step
+from .sidefiles import file_sha256
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -65,7 +66,7 @@ def write_model(directory: Path, seed: int = 0) -> None:
     weight_map, total = {}, 0
     for number, half in enumerate(halves, 1):
         file = f"model-{number:05d}-of-00002.safetensors"
-        with open(directory / file, "wb") as out:
+        with (directory / file).open("wb") as out:
             out.write(build_header([(name, "BF16", shapes()[name]) for name in half], {"format": "pt"}))
             for name in half:
                 count = 1
@@ -101,8 +102,8 @@ def demo(keep: str | os.PathLike[str] | None = None) -> Demonstration:
         report.checks.append(Check("every merged file has the sha256 of the original's", same))
         again = _digests(root / "tp2") == _digests(root / "direct")
         report.checks.append(Check("4->3->2 gave the very files of a direct split to 2", again))
-        bytewise = verify(root / "tp3", against=source)
-        report.checks.append(Check("verify: structure, digest and bytes of the 3 ranks match the original", bytewise.passed))
+        claim = "verify: structure, digest and bytes of the 3 ranks match the original"
+        report.checks.append(Check(claim, verify(root / "tp3", against=source).passed))
         report.passed = all(check.passed for check in report.checks)
     return report
 

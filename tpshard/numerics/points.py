@@ -1,0 +1,111 @@
+"""Where ranks and reference meet: decided from what tensors *are* (their roles), never from how they were cut.
+
+A plan that left a row-parallel matrix whole on every rank must show as a sum that is too large, so the
+cut may not say whether there is a sum. The kinds of points:
+
+* ``sum``: the output of a module that holds a row-parallel tensor, or of the vocabulary's embedding;
+* ``gather``: the output of the head, cut along the vocabulary;
+* ``needs_sum``: the *input* of a norm that spans what is cut; its ranks' parts are put together first;
+* ``replicated``: the output of a module whose tensors are whole on every rank: no collective, but every
+  rank's output is compared with the reference's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from tpshard.manifest import Manifest, Note
+from tpshard.table import ADDED_ONCE, NEEDS_SUM
+
+from .skeleton import Skeleton
+
+ROW = frozenset({"embed", "o", "down", "expert_down", "shared_down", "ssm_out"})
+COLUMN = frozenset(
+    "q k v qkv gate up gate_up q_b kv_b expert_gate expert_up expert_gate_up shared_gate shared_up "
+    "ssm_in ssm_conv ssm_head sinks".split()
+)
+HEAD = frozenset({"head"})
+EXPERTS = frozenset({"expert_down", "expert_gate", "expert_up", "expert_gate_up"})
+PREDICTION = frozenset({"prediction_head", "prediction_embed"})
+
+
+@dataclass(frozen=True)
+class Point:
+    """A module at which the participants meet.
+
+    ``tensor`` is the tensor on disk whose first dimension says which outputs a rank holds (``gather``)
+    or which inputs (``needs_sum``); "" for other kinds.
+    """
+
+    path: str
+    kind: str
+    tensor: str = ""
+    experts: bool = False
+
+    @property
+    def block(self) -> str:
+        """The block that a reader would look at: the module around."""
+        return self.path.rpartition(".")[0] or self.path
+
+
+def base_role(note: Note) -> str:
+    """The role of the matrix that a tensor belongs to."""
+    return note.role.removesuffix("_bias")
+
+
+def points_of(skeleton: Skeleton, manifest: Manifest) -> dict[str, Point]:
+    """The points of a model by module path."""
+    model = skeleton.model
+    inputs = model.get_input_embeddings()
+    outputs = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    found: dict[str, Point] = {}
+    for path, module in skeleton.modules.items():
+        names = [
+            name
+            for held in (module._parameters, module._buffers)
+            for key in held
+            if (recipe := skeleton.recipe_of(f"{path}.{key}" if path else key)) is not None
+            for name, _ in recipe.tensors
+        ]
+        if not names:
+            continue
+        notes = [manifest.notes[name] for name in names]
+        roles = {base_role(note) for note in notes}
+        if module is outputs or roles & HEAD and module is not inputs:
+            weight = skeleton.recipe_of(f"{path}.weight")
+            found[path] = Point(path, "gather", weight.tensors[0][0] if weight else names[0])
+        elif module is inputs or roles & ROW:
+            found[path] = Point(path, "sum", experts=bool(roles & EXPERTS))
+        elif any(note.text == NEEDS_SUM for note in notes):
+            marked = next(name for name, note in zip(names, notes, strict=True) if note.text == NEEDS_SUM)
+            found[path] = Point(path, "needs_sum", marked)
+        elif not roles & (COLUMN | PREDICTION) and not any(True for child in module.children()):
+            found[path] = Point(path, "replicated")
+    return found
+
+
+def added_once(manifest: Manifest) -> frozenset[str]:
+    """Row-parallel biases: whole on every rank, added after the sum, so only one rank's counts in it."""
+    return frozenset(
+        name
+        for name, note in manifest.notes.items()
+        if note.text == ADDED_ONCE
+        or (note.role.endswith("_bias") and base_role(note) in ROW and not any(d.axes for d in manifest.dims[name]))
+    )
+
+
+def replicated(notes: Mapping[str, Note], once: Iterable[str]) -> frozenset[str]:
+    """Tensors that every rank must hold exactly as the source has them."""
+    partial = ROW | COLUMN | HEAD | PREDICTION
+
+    def norm_of(name: str) -> Note | None:
+        return notes.get(name.removesuffix(".bias") + ".weight")
+
+    return frozenset(once) | {
+        name
+        for name, note in notes.items()
+        if base_role(note) not in partial
+        and note.text != NEEDS_SUM
+        and not (note.role == "norm_bias" and (weight := norm_of(name)) is not None and weight.text == NEEDS_SUM)
+    }

@@ -1,0 +1,271 @@
+"""The model's own class without weights, and where each of its parameters comes from on disk.
+
+The model is built on the meta device from the config beside the weights. Checkpoints keep the hub's
+names while models may join tensors on loading, so every parameter gets a *recipe*: the tensors on disk
+that make it and the conversion that transformers applies to them (``core_model_loading.py``). All of
+its conversions are placements, so tensors with zeros where a rank holds nothing give parameters with
+zeros where it holds nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tpshard.errors import DamagedError, UnsupportedError
+from tpshard.listing import shown
+
+
+@dataclass(eq=False)
+class Recipe:
+    """How some parameters are made: ``tensors`` are (name on disk, pattern of the conversion that it matched).
+
+    ``targets`` are the parameters that one conversion gives, with their shapes; ``plain`` says that the
+    parameter is the tensor itself.
+    """
+
+    first: str
+    transform: Any
+    tensors: list[tuple[str, str]] = field(default_factory=list)
+    targets: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def plain(self) -> bool:
+        return type(self.transform).__name__ == "WeightRenaming" and len(self.tensors) == 1
+
+    def make(self, model: Any, fetch: Callable[[str], torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The parameters, from the tensors that ``fetch`` gives for names on disk."""
+        if self.plain:
+            return {self.first: fetch(self.tensors[0][0])}
+        transform = deepcopy(self.transform)
+        for name, pattern in self.tensors:
+            transform.add_tensor(self.first, name, pattern, lambda name=name: fetch(name))
+        made = transform.convert(self.first, model=model, config=model.config)
+        return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
+
+
+class LazyTensors(dict[str, Any]):
+    """A module's ``_parameters`` or ``_buffers``: a tensor is loaded when the model's code asks for it by name."""
+
+    def __init__(self, held: Mapping[str, Any], path: str, load: Callable[[str], torch.Tensor | None]) -> None:
+        super().__init__(held)
+        self._path, self._load = path, load
+
+    def __getitem__(self, name: str) -> Any:
+        held = super().__getitem__(name)
+        if held is None:
+            return None
+        loaded = self._load(f"{self._path}.{name}" if self._path else name)
+        return held if loaded is None else loaded
+
+
+class Skeleton:
+    """A model on the meta device with a recipe for every parameter.
+
+    Args:
+        shapes: full shape and whether it is floating point, of every tensor on disk by name.
+
+    Raises:
+        UnsupportedError: transformers does not know the model, or its code is remote and not trusted.
+        DamagedError: a parameter has no tensor, or one of another shape than the config gives it.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        shapes: Mapping[str, tuple[int, ...]],
+        compute: torch.dtype,
+        *,
+        trust_remote_code: bool = False,
+    ) -> None:
+        self.root = root
+        self.model, self.attention = _built(root, compute, trust_remote_code)
+        state = self.model.state_dict()
+        self.recipes: dict[str, Recipe] = {}
+        self.extra = self._match(shapes, state)
+        self.parameters = {
+            name: parameter for name, parameter in self.model.named_parameters(remove_duplicate=False)
+        }
+        self.aliases = self._aliased()
+        self.modules: dict[str, nn.Module] = dict(self.model.named_modules())
+        missing = [name for name in self.parameters if name not in self.recipes and name not in self.aliases]
+        if missing:
+            more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+            raise DamagedError(
+                f"{shown(root)}: {type(self.model).__name__} has parameters for which there is no tensor: "
+                f"{', '.join(missing[:5])}{more}; config.json and the weights are not of one model"
+            )
+        self._fill_buffers()
+
+    def _match(self, shapes: Mapping[str, tuple[int, ...]], state: Mapping[str, torch.Tensor]) -> list[str]:
+        """Find the recipe of every parameter, as transformers' loader does; returns the tensors of no parameter."""
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import (
+            WeightConverter,
+            WeightRenaming,
+            dot_natural_key,
+            rename_source_key,
+        )
+
+        mapping = get_model_conversion_mapping(self.model)
+        renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+        converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+        by_pattern = {pattern: entry for entry in converters for pattern in entry.source_patterns}
+        prefix = self.model.base_model_prefix
+        entries: dict[str, Recipe] = {}
+        extra = []
+        for name in sorted(shapes, key=dot_natural_key):
+            renamed, pattern = rename_source_key(name, renamings, converters, prefix, state)
+            if renamed not in state and name in state:
+                renamed, pattern = rename_source_key(name, [], [], prefix, state)
+            if renamed not in state:
+                extra.append(name)
+                continue
+            if pattern is not None:
+                recipe = entries.setdefault(renamed, Recipe(renamed, by_pattern[pattern]))
+            else:
+                recipe = entries.setdefault(renamed, Recipe(renamed, WeightRenaming(name, renamed)))
+                pattern = name
+            recipe.tensors.append((name, pattern))
+        for recipe in entries.values():
+            made = recipe.make(self.model, lambda name: torch.empty(shapes[name], device="meta"))
+            for target, value in made.items():
+                if target not in state:
+                    raise UnsupportedError(f"transformers converts {recipe.tensors[0][0]} to {target}, which {type(self.model).__name__} has not")
+                if value.shape != state[target].shape:
+                    raise DamagedError(
+                        f"{shown(self.root)}: {target} has the shape {list(state[target].shape)} by config.json and "
+                        f"{list(value.shape)} by the weights ({recipe.tensors[0][0]}); they are not of one model"
+                    )
+                recipe.targets[target] = tuple(value.shape)
+                self.recipes[target] = recipe
+        return extra
+
+    def _aliased(self) -> dict[str, str]:
+        """Parameters without tensors of their own that are one object with another that has some."""
+        by_object = {id(p): name for name, p in self.parameters.items() if name in self.recipes}
+        return {
+            name: by_object[id(p)]
+            for name, p in self.parameters.items()
+            if name not in self.recipes and id(p) in by_object
+        }
+
+    def recipe_of(self, parameter: str) -> Recipe | None:
+        """The recipe of a parameter or buffer, through its alias; None for a buffer that is computed."""
+        return self.recipes.get(self.aliases.get(parameter, parameter))
+
+    def _fill_buffers(self) -> None:
+        """Compute the buffers that no tensor on disk gives, the way transformers does after loading."""
+        owners: dict[str, list[str]] = {}
+        for path, module in self.modules.items():
+            for name, buffer in module._buffers.items():
+                full = f"{path}.{name}" if path else name
+                if buffer is None or full in self.recipes:
+                    continue
+                empty = torch.empty_like(buffer, device="cpu")
+                if empty.is_floating_point():
+                    empty.fill_(float("nan"))
+                module._buffers[name] = empty
+                owners.setdefault(path, []).append(name)
+        for path, names in owners.items():
+            module = self.modules[path]
+            with torch.no_grad():
+                self._model_of(path)._init_weights(module)
+            for name in names:
+                buffer = module._buffers[name]
+                if buffer is None or (buffer.is_floating_point() and bool(torch.isnan(buffer).any())):
+                    raise UnsupportedError(
+                        f"{type(self.model).__name__} does not say how its buffer {path}.{name} is computed; "
+                        "a newer transformers may"
+                    )
+
+    def _model_of(self, path: str) -> Any:
+        """The innermost pre-trained model around a module: it knows how to fill the module's buffers."""
+        from transformers import PreTrainedModel
+
+        while path:
+            module = self.modules[path]
+            if isinstance(module, PreTrainedModel):
+                return module
+            path = path.rpartition(".")[0]
+        return self.model
+
+    def computed_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The buffers that come from the config and not from disk."""
+        for name, buffer in self.model.named_buffers():
+            if name not in self.recipes and buffer is not None:
+                yield name, buffer
+
+    def install(self, load: Callable[[str], torch.Tensor | None]) -> None:
+        """From now on every parameter and stored buffer is what ``load`` gives for its name."""
+        for path, module in self.modules.items():
+            if module._parameters:
+                module.__dict__["_parameters"] = LazyTensors(module._parameters, path, load)
+            if any((f"{path}.{name}" if path else name) in self.recipes for name in module._buffers):
+                module.__dict__["_buffers"] = LazyTensors(module._buffers, path, load)
+
+
+def _built(root: Path, compute: torch.dtype, trust_remote_code: bool) -> tuple[Any, str]:
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    try:
+        config = transformers.AutoConfig.from_pretrained(
+            str(root), trust_remote_code=trust_remote_code, local_files_only=True
+        )
+    except (ValueError, KeyError, TypeError, OSError, ImportError) as error:
+        raise UnsupportedError(
+            f"{shown(root)}: transformers {transformers.__version__} does not take this config.json "
+            f"({_short(error)}); code that comes with the model is run only with --trust-remote-code"
+        ) from None
+    name = (getattr(config, "architectures", None) or [""])[0]
+    cls = getattr(transformers, name or "", None)
+    if cls is None and trust_remote_code and getattr(config, "auto_map", None):
+        cls = _remote_class(config, root)
+    if cls is None:
+        for auto in ("MODEL_FOR_CAUSAL_LM_MAPPING", "MODEL_MAPPING"):
+            known = getattr(transformers, auto)
+            if type(config) in known:
+                cls = known[type(config)]
+                break
+    if cls is None or not hasattr(cls, "_from_config"):
+        raise UnsupportedError(
+            f"{shown(root)}: transformers {transformers.__version__} has no class {name or config.model_type!r}; "
+            "install a newer one (code that comes with the model is run only with --trust-remote-code)"
+        )
+    problem: Exception | None = None
+    for attention in ("sdpa", "eager"):
+        try:
+            with torch.device("meta"):
+                model = cls._from_config(
+                    deepcopy(config), dtype=compute, attn_implementation=attention, experts_implementation="eager"
+                )
+        except (ValueError, ImportError, TypeError) as error:
+            problem = error
+            continue
+        except Exception as error:  # whatever the model's own code makes of a config
+            raise UnsupportedError(f"{shown(root)}: {cls.__name__} cannot be built: {_short(error)}") from None
+        model.eval()
+        model.config.use_cache = False
+        return model, attention
+    raise UnsupportedError(f"{shown(root)}: {cls.__name__} cannot be built: {_short(problem)}")
+
+
+def _remote_class(config: Any, root: Path) -> Any:
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+    for auto in ("AutoModelForCausalLM", "AutoModel"):
+        if auto in config.auto_map:
+            return get_class_from_dynamic_module(config.auto_map[auto], str(root))
+    return None
+
+
+def _short(error: object) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= 300 else text[:297] + "..."

@@ -1,0 +1,65 @@
+"""How an operation is run: what may be replaced, how much memory and how many threads, who is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+from .errors import UsageError
+
+Progress = Callable[[int], AbstractContextManager[Callable[[int], None]]]
+
+_MOST_THREADS = 256
+_LEAST_MEMORY = 1 << 20
+_LARGEST_TILE = 1 << 23
+
+
+@dataclass(frozen=True)
+class Options:
+    """How an operation is run; the same for split, reshard, merge and verify.
+
+    Args:
+        overwrite: replace an existing output directory.
+        dry_run: plan and check everything, write nothing.
+        threads: how many move bytes; default two to four.
+        max_memory: bytes of buffers for all threads together.
+        algorithm: digest of the tensors: ``xxh3_128``, ``sha256``, or "" for none.
+        fsync: wait until the data is on the device before the output becomes visible.
+        note: called with messages for the user as they come up.
+        progress: given the bytes to be written, a context manager around a function that is called
+            with bytes done.
+    """
+
+    overwrite: bool = False
+    dry_run: bool = False
+    threads: int | None = None
+    max_memory: int | None = None
+    algorithm: str = "xxh3_128"
+    fsync: bool = False
+    note: Callable[[str], None] = field(default=lambda message: None)
+    progress: Progress | None = None
+
+    def running(self, total: int) -> AbstractContextManager[Callable[[int], None] | None]:
+        """A context manager around the function that is to be told of ``total`` bytes as they are done."""
+        return nullcontext() if self.progress is None else self.progress(total)
+
+
+DEFAULTS = Options()
+
+
+def move_settings(threads: int | None, max_memory: int | None) -> tuple[int | None, int | None]:
+    """Threads and tile size in bytes that keep the buffers within ``max_memory`` bytes.
+
+    Raises:
+        UsageError: so little memory that nothing can be moved, or no thread.
+    """
+    if threads is not None and not 1 <= threads <= _MOST_THREADS:
+        raise UsageError(f"{threads} threads make no sense; choose 1 to {_MOST_THREADS}")
+    if max_memory is None:
+        return threads, None
+    if max_memory < _LEAST_MEMORY:
+        raise UsageError(f"--max-memory of {max_memory} bytes is too little to work in; give at least 1 MiB")
+    many = threads or 2
+    # A thread holds two tiles when it moves and four when it compares.
+    return many, min(max(max_memory // (4 * many), 1 << 10), _LARGEST_TILE)

@@ -1,0 +1,322 @@
+"""Rules for tensors that meet: column-parallel makers and the row-parallel taker, KV heads, the vocabulary.
+
+Every rule gives ``(member, message)`` pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .intervals import PAD
+from .partition import Axis
+from .plancuts import CutDim, Planned, Spans, Stream, spans_text, tiling_fault, unit_noun, units_of
+
+Said = tuple["Member", str]
+_MOST_HEADS = 2**16  # on one rank: a guard against hostile manifests, models have at most a few hundred
+
+
+class Part(NamedTuple):
+    """A part of a layer: the roles of its column-parallel matrices, its row-parallel one, and values a head."""
+
+    name: str
+    ins: frozenset[str]
+    outs: frozenset[str]
+    each: frozenset[str] = frozenset()
+
+    @property
+    def roles(self) -> frozenset[str]:
+        """All of them; a bias has its matrix's role with ``_bias``."""
+        return self.ins | self.outs | self.each
+
+
+@dataclass(frozen=True)
+class Member:
+    """A tensor and its dimensions along axes, each with its number."""
+
+    tensor: Planned
+    cuts: Sequence[tuple[int, CutDim]]
+
+    @property
+    def name(self) -> str:
+        return self.tensor.name
+
+    @property
+    def role(self) -> str:
+        return self.tensor.role
+
+    @property
+    def bank(self) -> CutDim | None:
+        """The dimension over stacked experts, where the experts themselves are dealt to ranks."""
+        stacked = self.role.startswith("expert_") and len(self.tensor.shape) == (2 if self.is_bias else 3)
+        return next((cut for number, cut in self.cuts if stacked and number == 0), None)
+
+    @property
+    def main(self) -> CutDim | None:
+        """The dimension along the part's own axis."""
+        bank = self.bank
+        return next((cut for _, cut in self.cuts if cut is not bank), None)
+
+    @property
+    def is_bias(self) -> bool:
+        return self.role.endswith("_bias")
+
+
+def judge_part(part: Part, members: Sequence[Member], norms: Sequence[Member], tp_size: int) -> Iterator[Said]:
+    """Judge the tensors of one part of one layer against each other."""
+    outs = [m for m in members if m.role in part.outs]
+    ins = [m for m in members if m.role in part.ins]
+    if not outs or not ins:
+        lacking = "row-parallel matrix that takes its product" if ins else "column-parallel matrix that makes its input"
+        for member in (ins or outs or members)[:1]:
+            yield member, f"{member.name} stands alone: no {lacking} is in the {part.name} of its layer"
+        return
+    yield from _banks(members)
+    out = outs[0]
+    if out.main is None and out.bank is not None:
+        yield from ((m, f"{m.name} is cut and {out.name} is not") for m in ins if m.main is not None)
+        return
+    if out.main is None:
+        if tp_size > 1:
+            yield out, f"{out.name} is whole on every rank: the sum over ranks would be {tp_size} times too large"
+        return
+    axis = out.main.axes[0]
+    view = "query" if "query" in axis.views() else "unit"
+    if len(out.main.axes) != 1 or [s.view for s in out.main.held] != [view]:
+        yield out, f"{out.name} does not take the {unit_noun(axis, view)} of one axis, each once"
+        return
+    held = out.main.held[Stream(axis, view, 0)]
+    fault = tiling_fault(held, axis.views()[view])
+    if fault:
+        yield out, f"{out.name}: of the {unit_noun(axis, view)}, {fault}; the sum over ranks takes each once"
+    others = [m for m in members if m not in outs and not (m.is_bias and m.role.removesuffix("_bias") in part.outs)]
+    for member in others:
+        yield from _follows(member, out, axis, view, held)
+    yield from _counts(ins, axis, view)
+    yield from _sizes(part, ins, out)
+    yield from _sides(ins, out)
+    yield from _key_values([*others, *norms], axis, out, held)
+    yield from _norms(norms, [*ins, out], axis, view, held, out)
+
+
+def _banks(members: Sequence[Member]) -> Iterator[Said]:
+    """Stacked experts that are dealt to ranks: the same ones for every bank, each on one rank."""
+    banks = [(m, m.bank) for m in members if m.bank is not None]
+    if not banks:
+        return
+    first, reference = banks[0]
+    assert reference is not None
+    for stream, held in reference.held.items():
+        fault = tiling_fault(held, stream.axis.views()[stream.view])
+        if fault:
+            yield first, f"{first.name}: of the experts, {fault}"
+    for member in members:
+        if member.bank is None or member.bank.held != reference.held:
+            yield member, f"{member.name} has other experts on the ranks than {first.name}"
+
+
+def _follows(member: Member, out: Member, axis: Axis, view: str, held: Sequence[Spans]) -> Iterator[Said]:
+    """Every stream of units that the row-parallel matrix takes is the same, rank by rank and in order."""
+    main = member.main
+    if main is None:
+        yield member, f"{member.name} is whole on every rank, and {out.name}, which takes what it makes, is cut"
+        return
+    for stream, of_member in main.held.items():
+        if stream.axis != axis:
+            yield member, (
+                f"{member.name} is cut along {stream.axis.describe()} ('{stream.axis.name}'), and {out.name}, "
+                f"which takes what it makes, along {axis.describe()} ('{axis.name}')"
+            )
+            return
+        if stream.view != view:
+            continue
+        for rank, (mine, theirs) in enumerate(zip(of_member, held, strict=True)):
+            if mine != theirs:
+                part = f" (part {stream.slot + 1} of it)" if stream.slot else ""
+                yield member, (
+                    f"{member.name}{part}: rank {rank} holds {unit_noun(axis, view)} {spans_text(mine)}, "
+                    f"and of {out.name} those are {spans_text(theirs)}"
+                )
+                break
+
+
+_PATTERNS: dict[str, tuple[tuple[int, int], ...]] = {  # streams a role may have: (query or unit, kv)
+    "q": ((1, 0),), "q_b": ((1, 0),), "kv_b": ((1, 0),), "k": ((0, 1), (1, 0)), "v": ((0, 1), (1, 0)),
+    "qkv": ((1, 2), (3, 0)), "gate": ((1, 0),), "up": ((1, 0),), "gate_up": ((1, 0), (2, 0)),
+}  # fmt: skip
+
+
+def _counts(ins: Sequence[Member], axis: Axis, view: str) -> Iterator[Said]:
+    """A fused matrix holds every stream that its role promises: q and k and v, gate and up."""
+    for member in ins:
+        allowed = _PATTERNS.get(member.role.removeprefix("expert_").removeprefix("shared_"))
+        if allowed is None or member.main is None:
+            continue
+        streams = [stream for stream in member.main.held if stream.axis == axis]
+        found = sum(s.view == view for s in streams), sum(s.view != view for s in streams)
+        if found not in allowed:
+            yield member, (
+                f"{member.name} ({member.role}) holds {found[0]} runs of {unit_noun(axis, view)} and "
+                f"{found[1]} others, where its role has {' or '.join(f'{a} and {b}' for a, b in allowed)}"
+            )
+            continue
+        for stream in streams:
+            fault = _covers(member.main.held[stream], axis.views()[stream.view])
+            if fault:
+                yield member, f"{member.name}: {unit_noun(axis, stream.view)} {fault} on no rank"
+
+
+def _covers(held: Sequence[Spans], count: int) -> str:
+    end = 0
+    for start, stop in sorted(span for of_rank in held for span in of_rank):
+        if start > end:
+            return f"{end}:{start} are"
+        end = max(end, stop)
+    return f"{end}:{count} are" if end < count else ""
+
+
+def _sizes(part: Part, ins: Sequence[Member], out: Member) -> Iterator[Said]:
+    """Head sizes and channel widths agree: q with k, v with o, gate and up with down."""
+    taken = next(iter(out.main.sizes.values())) if out.main else 0
+    sizes = {m.role.removeprefix("expert_").removeprefix("shared_"): m for m in ins if m.main is not None}
+
+    def of(role: str) -> list[int]:
+        found = sizes.get(role)
+        return list(found.main.sizes.values()) if found and found.main else []
+
+    pairs: list[tuple[str, list[int], str, list[int]]] = [("v", of("v"), "o", [taken])]
+    pairs.append(("q", of("q"), "k", of("k")))
+    if part.name != "attention" and part.name != "state space":
+        pairs += [(role, of(role), "down", [taken]) for role in ("gate", "up")]
+        fused = of("gate_up")
+        pairs.append(("gate_up", fused, "down", [taken] * 2 if len(fused) == 2 else [2 * taken] if fused else []))
+    fused = of("qkv")
+    if len(fused) == 3:
+        pairs.append(("qkv", fused, "o", [taken] * 3))
+    for role, mine, other, theirs in pairs:
+        if mine and theirs and mine != theirs:
+            member = sizes[role]
+            yield member, f"{member.name} has {mine} indices a unit, where {other} of its layer implies {theirs}"
+
+
+def _sides(ins: Sequence[Member], out: Member) -> Iterator[Said]:
+    """Makers are cut along what they make and the taker along what it takes: never the same side of a matrix."""
+    if out.main is None:
+        return
+    for member in ins:
+        matrix = len(member.tensor.shape) - (member.tensor.shape[-1:] == (1,)) >= 2 and member.role != "ssm_conv"
+        if matrix and member.main is not None and member.main.side == out.main.side:
+            yield member, (
+                f"{member.name} and {out.name} are cut along the same side of their matrices "
+                f"(the {_side(out.main.side)} dimension): one along its input, the other along its output"
+            )
+
+
+def _side(side: int) -> str:
+    return ("last", "second to last", "third to last")[min(side, 2)]
+
+
+def _key_values(members: Sequence[Member], axis: Axis, out: Member, held: Sequence[Spans]) -> Iterator[Said]:
+    """k and v agree, and every query head of a rank meets its own group's KV head there.
+
+    A rank repeats each of its KV heads for as many consecutive query heads as it has of them.
+    """
+    views = axis.views()
+    if "kv" not in views:
+        return
+    group = views["query"] // views["kv"]
+    first: tuple[Member, Sequence[Spans]] | None = None
+    for member in members:
+        for stream, of_member in member.main.held.items() if member.main else ():
+            if stream.axis != axis or stream.view != "kv":
+                continue
+            if first is None:
+                first = member, of_member
+                continue
+            for rank, (mine, theirs) in enumerate(zip(of_member, first[1], strict=True)):
+                if mine != theirs:
+                    noun = unit_noun(axis, "kv")
+                    yield member, (
+                        f"{member.name}: rank {rank} holds {noun} {spans_text(mine)}, and of {first[0].name} "
+                        f"those are {spans_text(theirs)}"
+                    )
+                    break
+    if first is None:
+        return
+    member, kv = first
+    for rank, (spans, own) in enumerate(zip(held, kv, strict=True)):
+        if max(sum(stop - start for start, stop in some) for some in (spans, own)) > _MOST_HEADS:
+            yield member, f"{member.name}: rank {rank} holds more heads than the {_MOST_HEADS} that can be judged"
+            break
+        query, heads = units_of(spans), units_of(own)
+        if not query and not heads:
+            continue
+        each = len(query) // len(heads) if heads and len(query) % len(heads) == 0 else 0
+        wrong = [q for at, q in enumerate(query) if not each or heads[at // each] != q // group]
+        if wrong or not query:
+            one = unit_noun(axis, "query")
+            what = (
+                f"{one} {spans_text(spans)} meet {unit_noun(axis, 'kv')} {spans_text(own)}"
+                + (f", where head {wrong[0]} belongs to {wrong[0] // group}" if wrong else "")
+            )
+            yield member, f"{member.name}: on rank {rank}, {what} ({out.name} takes those {one})"
+            break
+
+
+def _norms(
+    norms: Sequence[Member], makers: Sequence[Member], axis: Axis, view: str, held: Sequence[Spans], out: Member
+) -> Iterator[Said]:
+    """A norm along the part's axis has its units, and one as wide as all of them is not whole."""
+    widths = {(_module(m.name), m.tensor.shape[number]) for m in makers for number, cut in m.cuts if cut.axes}
+    latent = any(m.role in ("q_b", "kv_b") for m in makers)
+    for norm in norms:
+        if norm.main is None:
+            module = _module(norm.name)
+            if not latent and any(module == parent and norm.tensor.shape == (width,) for parent, width in widths):
+                yield norm, (
+                    f"{norm.name} spans all {norm.tensor.shape[0]} indices of what is cut in {module}, and is whole: "
+                    "it must be cut along, and its statistics summed over ranks"
+                )
+        elif norm.main.axes and norm.main.axes[0] == axis and any(s.view == view for s in norm.main.held):
+            yield from _follows(norm, out, axis, view, held)
+
+
+def _module(name: str) -> str:
+    """The module that holds the tensor's own: ``model.layers.0.self_attn`` of ``...self_attn.q_proj.weight``."""
+    return name.rsplit(".", 2)[0] if name.count(".") > 1 else ""
+
+
+def judge_vocabulary(members: Iterable[Member], tp_size: int) -> Iterator[Said]:
+    """Embedding, head and head bias: consecutive tiles in rank order, alike for all, equally long with padding."""
+    first: Member | None = None
+    for member in members:
+        if member.main is None:
+            if tp_size > 1:
+                summed = "the sum over ranks" if "embed" in member.role else "the gathered logits"
+                yield member, f"{member.name} is whole on every rank: {summed} would hold every row {tp_size} times"
+            continue
+        axis = member.main.axes[0]
+        if len(member.main.held) != 1:
+            yield member, f"{member.name} is not cut along one vocabulary"
+            continue
+        ((stream, held),) = member.main.held.items()
+        fault = tiling_fault(held, axis.views()[stream.view])
+        if fault:
+            yield member, f"{member.name}: of the {unit_noun(axis, stream.view)}, {fault}"
+        starts = [spans[0][0] for spans in held if spans]
+        if any(len(spans) > 1 for spans in held) or starts != sorted(starts):
+            yield member, f"{member.name}: a rank's rows are not one consecutive range, in rank order"
+        size = member.main.sizes[stream]
+        pads = member.main.padding
+        lengths = [sum(b - a for a, b in spans) * size + pad for spans, pad in zip(held, pads, strict=True)]
+        padded = any(run.start == PAD for part in member.tensor.parts for runs in part.ranks for run in runs)
+        if padded and len(set(lengths)) > 1:
+            rows = sorted(set(lengths))
+            yield member, f"{member.name}: with padding the ranks hold {rows} rows, and should hold the same"
+        if first is None:
+            first = member
+        elif first.main is not None and next(iter(first.main.held.values())) != held:
+            yield member, f"{member.name} has other rows on the ranks than {first.name}"
+        elif first.main is not None and first.main.padding != member.main.padding:
+            yield member, f"{member.name} is padded otherwise than {first.name}"

@@ -1,0 +1,238 @@
+"""The level *plan*: static algebra on what every rank holds, without a weight, a table or torch.
+
+Bytes merge back whatever the plan; a rank that must multiply its queries with other heads' keys shows
+only when it runs, or here. Roles (``tpshard.manifest.Note``) say which tensors meet in the model: what
+a column-parallel matrix makes, the row-parallel one that follows it must take, unit by unit and in the
+same order. What no rule here can see is a table that misreads a fused matrix's order; the levels
+*twin* and *forward* do. Formulas: Megatron-LM (arXiv 1909.08053) for the pairs, ``repeat_kv`` of
+transformers' ``modeling_llama.py`` for the map from query to KV heads.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from .manifest import NAME, Manifest
+from .plan import stored_bytes
+from .plancuts import CutDim, Planned, held_twice, hole, planned, read_dim
+from .planparts import Member, Part, judge_part, judge_vocabulary
+from .reports import Finding
+from .table import ADDED_ONCE, NEEDS_SUM
+from .verdicts import FAILED, NOT_RUN, PASSED, LevelVerdict
+
+LEVEL = "plan"
+WHOLE = frozenset({
+    "position", "router", "shared_router", "q_a", "kv_a", "embed_projection", "head_projection",
+    "prediction_projection", "vision", "buffer",
+})  # fmt: skip
+VOCABULARY = frozenset({"embed", "head", "prediction_embed", "prediction_head"})
+PARTS = (
+    Part("attention", frozenset({"q", "k", "v", "qkv", "q_b", "kv_b"}), frozenset({"o"}), frozenset({"sinks"})),
+    Part("feed-forward", frozenset({"gate", "up", "gate_up"}), frozenset({"down"})),
+    Part("experts", frozenset({"expert_gate", "expert_up", "expert_gate_up"}), frozenset({"expert_down"})),
+    Part("shared experts", frozenset({"shared_gate", "shared_up"}), frozenset({"shared_down"})),
+    Part("state space", frozenset({"ssm_in", "ssm_conv"}), frozenset({"ssm_out"}), frozenset({"ssm_head"})),
+)
+_ROW = frozenset(role for part in PARTS for role in part.outs)
+_KNOWN = WHOLE | VOCABULARY | {"norm"} | {role for part in PARTS for role in part.roles}
+_NUMBER = re.compile(r"(?:^|\.)\d+(?=\.|$)")
+_IN_NAMES = re.compile(r"\.\d+(?=\.)")
+_HERE = "\0"  # stands for the layer's name in what is said of all layers that are cut alike
+
+
+class Judged(NamedTuple):
+    """Findings, how many of each kind of part were judged, and what no rule applies to."""
+
+    findings: list[Finding]
+    parts: Counter[str]
+    layers: Counter[str]
+    unjudged: list[str]
+
+
+def plan_verdict(manifest: Manifest) -> LevelVerdict:
+    """Judge the plan that a manifest describes.
+
+    Collectives in the verdict are by theory: one all-reduce after attention (or state space) and one
+    after the feed-forward of every layer, one for the embedding, one gather for the head, one small
+    sum for every norm along something cut.
+    """
+    began = time.perf_counter()
+    judged = judge(planned(manifest), manifest.tp_size, manifest.aliases)
+    count = sum(judged.parts.values())
+    passed = FAILED if judged.findings else PASSED if count else NOT_RUN
+    verdict = LevelVerdict(LEVEL, passed, findings=judged.findings)
+    told = ", ".join(f"{number} {kind}" for kind, number in judged.parts.items())
+    verdict.notes.append(f"judged: {told}" if told else "nothing was judged: no tensor has a role with a rule")
+    if judged.unjudged:
+        more = f" and {len(judged.unjudged) - 5} more" if len(judged.unjudged) > 5 else ""
+        shown = ", ".join(judged.unjudged[:5]) + more
+        verdict.notes.append(f"checked for holes only, their roles have no rule: {shown}")
+    if manifest.tp_size > 1:
+        verdict.collectives = {kind: number for kind, number in judged.layers.items() if number}
+        verdict.collective_bytes_per_token = _payload(manifest, judged.layers)
+    verdict.seconds = time.perf_counter() - began
+    return verdict
+
+
+def _payload(manifest: Manifest, layers: Mapping[str, int]) -> float | None:
+    """Bytes of one token that the collectives hold, in the embedding's dtype (norms: one float32 each)."""
+    for tensor in manifest.tensors:
+        if manifest.notes[tensor.name].role == "embed" and len(tensor.shape) == 2:
+            vocab, hidden = tensor.shape
+            size = stored_bytes((1,), tensor.dtype)
+            return float(
+                (layers["all-reduce"] * hidden + layers["all-gather"] * vocab) * size + layers["sum for a norm"] * 4
+            )
+    return None
+
+
+def judge(tensors: Mapping[str, Planned], tp_size: int, aliases: Mapping[str, str]) -> Judged:
+    """Judge tensors by role and runs; ``aliases`` are tied tensors that are not stored themselves."""
+    book = _Book(tp_size)
+    members = [book.member(tensor) for tensor in tensors.values()]
+    book.unjudged += [m.name for m in members if m.role.removesuffix("_bias") not in _KNOWN]
+    for part in PARTS:
+        _judge_parts(book, part, members)
+    vocabulary = [m for m in members if m.role.removesuffix("_bias") in VOCABULARY]
+    if vocabulary:
+        book.parts["vocabulary tables"] += len(vocabulary)
+        book.layers["all-reduce"] += any(m.role == "embed" for m in vocabulary)
+        book.layers["all-gather"] += any(m.role == "head" for m in vocabulary) or any(
+            tensors[to].role == "embed" for to in aliases.values() if to in tensors
+        )
+        for member, message in judge_vocabulary(vocabulary, tp_size):
+            book.say(member.name, message)
+    for alias, target in aliases.items():
+        if target not in tensors:
+            book.say(target, f"{target} is on no rank, and {alias} is tied to it")
+        elif alias in tensors and tensors[alias].parts != tensors[target].parts:
+            book.say(alias, f"{alias} is tied to {target}, but the ranks hold other ranges of it")
+    return Judged(book.findings(), book.parts, book.layers, book.unjudged)
+
+
+class _Book:
+    """Findings by pattern: a fault that repeats in every layer is said once, with a count."""
+
+    def __init__(self, tp_size: int) -> None:
+        self.tp_size = tp_size
+        self.parts: Counter[str] = Counter()
+        self.layers: Counter[str] = Counter()
+        self.unjudged: list[str] = []
+        self._said: dict[tuple[str, str], list[tuple[str, str]]] = {}
+        self._read: dict[tuple[int, int, int], CutDim] = {}
+        self._own: dict[tuple[object, ...], list[str]] = {}
+
+    def say(self, name: str, message: str) -> None:
+        kind = _IN_NAMES.sub(".#", name), _IN_NAMES.sub(".#", message)
+        self._said.setdefault(kind, []).append((name, message))
+
+    def findings(self) -> list[Finding]:
+        out = []
+        for said in self._said.values():
+            name, message = said[0]
+            more = f" (and {len(said) - 1} more like it, to {said[-1][0]})" if len(said) > 1 else ""
+            out.append(Finding(LEVEL, NAME, name, message + more))
+        return out
+
+    def member(self, tensor: Planned) -> Member:
+        """The tensor with its dimensions along axes read back, and judged by itself."""
+        cuts = []
+        for number, (dim, part) in enumerate(zip(tensor.dims, tensor.parts, strict=True)):
+            if dim.axes:
+                key = id(dim), id(part), len(tensor.dims) - 1 - number
+                if key not in self._read:
+                    self._read[key] = read_dim(dim, part, key[2])
+                cuts.append((number, self._read[key]))
+        member = Member(tensor, cuts)
+        key_own = (tensor.role, tensor.note, tensor.shape, id(tensor.dims), id(tensor.parts))
+        if key_own not in self._own:
+            self._own[key_own] = list(self._by_itself(member))
+        for message in self._own[key_own]:
+            self.say(tensor.name, message.replace(_HERE, tensor.name))
+        return member
+
+    def _by_itself(self, member: Member) -> Iterable[str]:
+        tensor, role = member.tensor, member.role
+        base = role.removesuffix("_bias")
+        for number, (dim, part) in enumerate(zip(tensor.dims, tensor.parts, strict=True)):
+            if dim.extent != tensor.shape[number] or part.extent != tensor.shape[number]:
+                length = tensor.shape[number]
+                yield f"{_HERE} has {length} indices in dimension {number}, and its cut is for {part.extent}"
+            if not dim.axes and not part.is_whole:
+                yield f"{_HERE} is cut in dimension {number}, and nothing says along what"
+        for _, cut in member.cuts:
+            yield from (f"{_HERE}: {fault}" for fault in cut.faults[:3])
+        twice = held_twice(tensor) or hole(tensor, self.tp_size)
+        if twice:
+            yield f"{_HERE}: {twice}"
+        if base in WHOLE and member.cuts:
+            yield f"{_HERE} ({role}) is cut, and every rank needs it whole"
+        if base == "norm":
+            if member.cuts and tensor.note != NEEDS_SUM:
+                yield f"{_HERE} is a norm along something cut, and nothing says that it needs a sum over ranks"
+            if not member.cuts and tensor.note == NEEDS_SUM:
+                yield f"{_HERE} is said to need a sum over ranks, and is whole"
+        elif tensor.note == NEEDS_SUM:
+            yield f"{_HERE} ({role}) is said to need a sum over ranks, and is no norm"
+        once = role.endswith("_bias") and base in _ROW
+        if once and not member.cuts and tensor.note != ADDED_ONCE:
+            yield f"{_HERE} is a bias, whole on every rank, and nothing says that it is added once, after the sum"
+        if tensor.note == ADDED_ONCE and (member.cuts or not once):
+            yield f"{_HERE} ({role}) is said to be added once, and is no whole bias of a row-parallel matrix"
+
+
+def _judge_parts(book: _Book, part: Part, members: Sequence[Member]) -> None:
+    """Sort the members of one kind of part by layer (and expert), and judge every layer that differs."""
+    scopes: dict[str, list[Member]] = {}
+    norms: dict[str, list[Member]] = {}
+    for member in members:
+        base = member.role.removesuffix("_bias")
+        if base in part.roles:
+            scopes.setdefault(_scope(member.name, part), []).append(member)
+        elif base == "norm":
+            norms.setdefault(_scope(member.name, part), []).append(member)
+    known: dict[tuple[object, ...], list[tuple[str, str]]] = {}
+    extra = {_layer(m.name) for m in members if m.role.startswith("prediction_")}
+    layers = set()
+    for scope, found in scopes.items():
+        book.parts[f"{part.name} parts"] += 1
+        layers.add(_layer(scope))
+        with_norms = [*found, *norms.get(scope, ())]
+        key = tuple(
+            [(m.name[len(scope) :], m.role, m.tensor.shape, id(m.tensor.dims), id(m.tensor.parts)) for m in with_norms]
+        )
+        if key not in known:
+            known[key] = [
+                (member.name[len(scope) :], message.replace(scope, _HERE) if scope else message)
+                for member, message in judge_part(part, found, norms.get(scope, ()), book.tp_size)
+            ]
+        for rest, message in known[key]:
+            book.say(scope + rest, message.replace(_HERE, scope))
+    if part.name in ("attention", "state space", "feed-forward", "experts"):
+        book.layers["all-reduce"] += len(layers - extra)  # layers for prediction are not run when a model serves
+    book.layers["sum for a norm"] += sum(
+        m.role == "norm" and any(cut.axes and cut.axes[0] in _axes(scopes.get(scope, ())) for _, cut in m.cuts)
+        for scope, of_scope in norms.items() for m in of_scope
+    )  # fmt: skip
+
+
+def _axes(members: Iterable[Member]) -> set[object]:
+    return {axis for member in members for _, cut in member.cuts for axis in cut.axes}
+
+
+def _layer(name: str) -> str:
+    """A name up to its first number: the layer."""
+    found = _NUMBER.search(name)
+    return name[: found.end()] if found else ""
+
+
+def _scope(name: str, part: Part) -> str:
+    """The layer of a tensor; for experts that are stored apart, the expert."""
+    if part.name != "experts":
+        return _layer(name)
+    numbers = list(_NUMBER.finditer(name))
+    return name[: numbers[-1].end()] if numbers else ""

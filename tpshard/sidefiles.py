@@ -1,0 +1,70 @@
+"""Side files: everything of a checkpoint that is not weights, carried byte for byte with its sha256."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from .commit import copy_side_file
+from .errors import DamagedError
+from .listing import shown, storage_error
+from .manifest import SideFile
+
+
+def file_sha256(path: Path) -> str:
+    """sha256 of a file, hex.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    state = hashlib.sha256()
+    try:
+        with path.open("rb", buffering=0) as file:
+            while block := file.read(1 << 20):
+                state.update(block)
+    except OSError as error:
+        raise storage_error(error, path, "reading it") from None
+    return state.hexdigest()
+
+
+def size_of(path: Path) -> int | None:
+    """Bytes of an ordinary file, None where there is none.
+
+    Raises:
+        StorageError: it cannot be looked at.
+    """
+    try:
+        return path.stat().st_size if path.is_file() else None
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise storage_error(error, path, "looking at it") from None
+
+
+def copy_sides(root: Path, output: Path, paths: Iterable[str]) -> tuple[SideFile, ...]:
+    """Copy side files into a directory that is being made; returns what arrived.
+
+    Raises:
+        UsageError, DamagedError, StorageError: as :func:`tpshard.commit.copy_side_file`.
+    """
+    copied = []
+    for path in paths:
+        size = copy_side_file(root / path, output / path, inside=output)
+        copied.append(SideFile(path, size, file_sha256(output / path)))
+    return tuple(copied)
+
+
+def changed_sides(root: Path, promised: Iterable[SideFile]) -> Iterator[str]:
+    """The paths of side files that are no longer what was carried.
+
+    Raises:
+        DamagedError: one is missing.
+        StorageError: one cannot be read.
+    """
+    for side in promised:
+        size = size_of(root / side.path)
+        if size is None:
+            raise DamagedError(f"{shown(root / side.path)} is missing; copy it again from where the shards came from")
+        if size != side.size or file_sha256(root / side.path) != side.sha256:
+            yield side.path
