@@ -9,7 +9,8 @@ from pathlib import Path
 
 import xxhash
 
-from tpshard.routing import Copy, Extent, Fill, Route, Same, Span, Strip, Task, Zero
+from tpshard.execute import execute
+from tpshard.routing import Copy, Extent, Route, Same, Span, Strip, Task
 
 GAP = 24  # bytes of "header" before and between extents
 
@@ -140,18 +141,21 @@ def digests(extents: Sequence[Extent], files: Sequence[bytes], algorithm: str = 
     return [one(files[e.file][e.offset : e.offset + e.nbytes]) for e in extents]
 
 
-__all__ = [
-    "GAP",
-    "Copy",
-    "Extent",
-    "Fill",
-    "Plan",
-    "Route",
-    "Same",
-    "Span",
-    "Strip",
-    "Task",
-    "Zero",
-    "digests",
-    "moved",
-]
+def run(plan, folder, **kwargs):
+    """Make the source files in ``folder`` and execute the plan; return the outcome, the sources and the targets."""
+    sources, targets = plan.write_sources(folder)
+    outcome = execute(plan.tasks, plan.reads, plan.writes, sources, targets, **kwargs)
+    return outcome, sources, targets
+
+
+def check(plan, folder, **kwargs):
+    """Execute, compare with the plain way, then compare in compare mode; return the outcome."""
+    outcome, sources, targets = run(plan, folder, **kwargs)
+    want, _, _ = moved(plan, sources)
+    assert [path.read_bytes() for path, _ in targets] == want
+    assert outcome.write_digests == digests(plan.writes, want)
+    assert outcome.bytes_written == sum(extent.nbytes for extent in plan.writes)
+    again = execute(plan.tasks, plan.reads, plan.writes, sources, targets, compare=True, **kwargs)
+    assert again.differences == []
+    assert (again.read_digests, again.write_digests) == (outcome.read_digests, outcome.write_digests)
+    return outcome, sources

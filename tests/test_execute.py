@@ -1,49 +1,23 @@
-"""The byte mover against the plain way of moving the same bytes, and under faults."""
+"""The byte mover against the plain way of moving the same bytes."""
 
 from __future__ import annotations
 
-import errno
 import os
 import random
-import resource
-import signal
-import subprocess
-import sys
 import tempfile
-import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from movement import GAP, Copy, Extent, Fill, Plan, Route, Same, Span, Strip, Task, Zero, digests, moved
+from movement import Plan, check, digests, moved, run
 
-from tpshard.errors import DamagedError, StorageError, UsageError
 from tpshard.execute import execute, hash_extents
+from tpshard.routing import Copy, Extent, Fill, Route, Same, Span, Strip, Task, Zero
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 TILES = [1, 5, 64, 700, 1 << 20]
-
-
-def run(plan, folder, **kwargs):
-    sources, targets = plan.write_sources(folder)
-    outcome = execute(plan.tasks, plan.reads, plan.writes, sources, targets, **kwargs)
-    return outcome, sources, targets
-
-
-def check(plan, folder, **kwargs):
-    """Execute, compare with the plain way, then compare in compare mode; return the outcome."""
-    outcome, sources, targets = run(plan, folder, **kwargs)
-    want, _, _ = moved(plan, sources)
-    assert [path.read_bytes() for path, _ in targets] == want
-    assert outcome.write_digests == digests(plan.writes, want)
-    assert outcome.bytes_written == sum(extent.nbytes for extent in plan.writes)
-    again = execute(plan.tasks, plan.reads, plan.writes, sources, targets, compare=True, **kwargs)
-    assert again.differences == []
-    assert (again.read_digests, again.write_digests) == (outcome.read_digests, outcome.write_digests)
-    return outcome, sources
 
 
 # -- random routes -----------------------------------------------------------------------------
@@ -339,6 +313,13 @@ def test_few_calls_for_many_small_tensors(tmp_path, monkeypatch):
     assert calls == {"read": 1, "write": 8}
 
 
+def test_small_tensors_for_many_ranks_fill_the_buffer_on_the_way_out(tmp_path):
+    plan = Plan(1, 64)
+    for size in range(300):
+        plan.replicate(900 + size, 64)
+    check(plan, tmp_path)
+
+
 @pytest.mark.parametrize("large", [False, True])
 def test_every_byte_is_read_once_and_written_once(tmp_path, monkeypatch, large):
     plan = Plan(8, 8)
@@ -412,294 +393,3 @@ def test_a_tensor_of_more_than_four_gib(tmp_path):
     with (tmp_path / "b").open("rb") as file:
         file.seek((4 << 30) - 3 - size // 2)
         assert file.read(6) == b"across"
-
-
-# -- what must be equal, zero, or as promised --------------------------------------------------
-
-
-def replicated(nbytes):
-    plan = Plan(3, 1)
-    plan.collapse(nbytes, 3)
-    return plan
-
-
-@pytest.mark.parametrize("nbytes", [50, 700_000])
-def test_replicas_that_differ(tmp_path, nbytes):
-    plan = replicated(nbytes)
-    sources, targets = plan.write_sources(tmp_path, bytes(nbytes + GAP))
-    execute(plan.tasks, plan.reads, plan.writes, sources, targets)
-    with sources[2].open("r+b") as file:
-        file.seek(GAP + nbytes - 7)
-        file.write(b"\x01")
-    targets[0][0].unlink()
-    with pytest.raises(DamagedError, match=rf"norm.weight.*in-0.bin and in-2.bin.*byte {nbytes - 7} of {nbytes}"):
-        execute(plan.tasks, plan.reads, plan.writes, sources, targets)
-    found = execute(plan.tasks, plan.reads, plan.writes, sources, targets, compare=True).differences
-    assert found == [("norm.weight", "replica", "in-2.bin", "in-0.bin", nbytes - 7)]
-
-
-@pytest.mark.parametrize(("rows", "width"), [(1, 60), (1, 800_000), (5, 30), (4000, 300)])
-def test_padding_that_is_not_zero(tmp_path, rows, width):
-    plan = Plan(1, 1)
-    keep = width // 2
-    source, target = plan.read(0, rows * width, "embed"), plan.write(0, rows * keep, "embed")
-    route = Route((Copy(0, 0, 0, 0, keep),), zeros=(Zero(0, keep, width - keep),))
-    plan.task([Strip(rows, (Span(source, 0, width),), (Span(target, 0, keep),), route)])
-    sources, targets = plan.write_sources(tmp_path, bytes(rows * width + GAP))
-    outcome = execute(plan.tasks, plan.reads, plan.writes, sources, targets)
-    assert outcome.read_digests == digests(plan.reads, [sources[0].read_bytes()])
-    offset = (rows - 1) * width + keep + 3
-    with sources[0].open("r+b") as file:
-        file.seek(GAP + offset)
-        file.write(b"\x80")
-    found = execute(plan.tasks, plan.reads, plan.writes, sources, targets, compare=True).differences
-    assert found == [("embed", "padding", "in-0.bin", "", offset)]
-    targets[0][0].unlink()
-    with pytest.raises(DamagedError, match=f"embed: byte {offset} of {rows * width} in in-0.bin belongs to padding"):
-        execute(plan.tasks, plan.reads, plan.writes, sources, targets)
-
-
-@pytest.mark.parametrize("width", [10, 5000])
-def test_content_that_differs_names_where_it_comes_from(tmp_path, width):
-    plan = Plan(4, 1)
-    plan.merge(100, [width] * 4)
-    _, sources, targets = run(plan, tmp_path)
-    offset = 77 * 4 * width + 2 * width + 1  # row 77, a column of source 2
-    with targets[0][0].open("r+b") as file:
-        file.seek(GAP + offset)
-        byte = file.read(1)
-        file.seek(GAP + offset)
-        file.write(bytes([byte[0] ^ 4]))
-    outcome = execute(plan.tasks, plan.reads, plan.writes, sources, targets, compare=True)
-    assert outcome.differences == [("t0", "content", "out-0.bin", "in-2.bin", offset)]
-    assert outcome.write_digests == digests(plan.writes, [targets[0][0].read_bytes()])
-
-
-@pytest.mark.parametrize("width", [10, 300_000])
-def test_a_digest_that_was_promised(tmp_path, width):
-    plan = Plan(1, 2)
-    plan.split(1, [width, width])
-    sources, targets = plan.write_sources(tmp_path)
-    right = digests(plan.reads, [sources[0].read_bytes()])[0]
-    execute(plan.tasks, plan.reads, plan.writes, sources, targets, expected={0: right})
-    wrong = "0" * 32
-    found = execute(plan.tasks, plan.reads, plan.writes, sources, targets, expected={0: wrong}, compare=True)
-    assert found.differences == [("t0", "digest", "in-0.bin", wrong, 0)]
-    for path, _ in targets:
-        path.unlink()
-    with pytest.raises(DamagedError, match=f"t0.*in-0.bin.*{right}.*{wrong}"):
-        execute(plan.tasks, plan.reads, plan.writes, sources, targets, expected={0: wrong})
-
-
-# -- faults ------------------------------------------------------------------------------------
-
-
-def faulty_plan():
-    plan = Plan(2, 4)
-    for _ in range(4):
-        plan.split(200, [31, 33, 35, 37])
-        plan.split(1, [100_000, 200_000, 3, 77_777])
-        plan.merge(200, [301, 307])
-    return plan
-
-
-def test_short_reads_and_writes_and_interruptions(tmp_path, monkeypatch):
-    rnd = random.Random(3)
-    real_read, real_write = os.preadv, os.pwrite
-
-    def read(fd, views, offset):
-        if rnd.random() < 0.3:
-            raise InterruptedError(errno.EINTR, "interrupted")
-        return real_read(fd, [views[0][: rnd.randint(1, len(views[0]))]], offset)
-
-    def write(fd, data, offset):
-        if rnd.random() < 0.3:
-            raise InterruptedError(errno.EINTR, "interrupted")
-        return real_write(fd, data[: rnd.randint(1, len(data))], offset)
-
-    monkeypatch.setattr(os, "preadv", read)
-    monkeypatch.setattr(os, "pwrite", write)
-    check(faulty_plan(), tmp_path, tile_bytes=50_000)
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize(
-    ("call", "code", "text"),
-    [
-        ("pwrite", errno.ENOSPC, r"out-\d.bin: writing \d+ bytes at byte \d+ failed: No space.*\d+ bytes are free"),
-        ("pwrite", errno.EDQUOT, r"out-\d.bin.*free"),
-        ("pwrite", errno.EIO, r"out-\d.bin: writing.*Input/output error.*Check the device"),
-        ("preadv", errno.EIO, r"in-\d.bin: reading at byte \d+ failed: Input/output error"),
-        ("preadv", errno.ESTALE, r"in-\d.bin"),
-    ],
-)
-def test_device_errors(tmp_path, monkeypatch, threads, call, code, text):
-    real, calls = getattr(os, call), iter(range(10**6))
-
-    def fail(*args):
-        if next(calls) >= 5:
-            raise OSError(code, os.strerror(code))
-        return real(*args)
-
-    monkeypatch.setattr(os, call, fail)
-    before = threading.active_count()
-    with pytest.raises(StorageError, match=text):
-        run(faulty_plan(), tmp_path, threads=threads, tile_bytes=50_000)
-    assert threading.active_count() == before
-
-
-def test_a_source_that_shrank(tmp_path):
-    plan = faulty_plan()
-    sources, targets = plan.write_sources(tmp_path)
-    os.truncate(sources[1], 100)
-    with pytest.raises(DamagedError, match=r"in-1.bin: the file ends at byte 100.*shrank"):
-        execute(plan.tasks, plan.reads, plan.writes, sources, targets)
-    with pytest.raises(DamagedError, match="shrank"):
-        hash_extents(plan.reads, sources)
-
-
-def test_a_missing_source_and_a_target_that_exists(tmp_path):
-    plan = faulty_plan()
-    sources, targets = plan.write_sources(tmp_path)
-    sources[0].unlink()
-    with pytest.raises(StorageError, match=r"in-0.bin: opening it failed"):
-        execute(plan.tasks, plan.reads, plan.writes, sources, targets)
-    with pytest.raises(StorageError, match=r"out-0.bin: creating it failed: File exists"):
-        execute(plan.tasks, plan.reads, plan.writes, sources, targets)
-
-
-@pytest.mark.parametrize(
-    "settings_", [{"threads": 0}, {"threads": -1}, {"tile_bytes": 0}, {"algorithm": "md5"}], ids=str
-)
-def test_impossible_settings(tmp_path, settings_):
-    with pytest.raises(UsageError):
-        run(faulty_plan(), tmp_path, **settings_)
-
-
-def test_an_error_in_progress_stops_the_work(tmp_path):
-    plan = faulty_plan()
-
-    def stop(moved_bytes):
-        raise RuntimeError("enough")
-
-    with pytest.raises(RuntimeError, match="enough"):
-        run(plan, tmp_path, progress=stop, tile_bytes=200)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("tpshard-")]
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-def test_ctrl_c(tmp_path, monkeypatch, threads):
-    plan = Plan(1, 1)
-    for _ in range(200):
-        plan.replicate(400_000, 1)
-    real = os.pwrite
-
-    def slow(*args):
-        time.sleep(0.02)
-        return real(*args)
-
-    monkeypatch.setattr(os, "pwrite", slow)
-    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    begin = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        run(plan, tmp_path, threads=threads)
-    assert time.monotonic() - begin < 1.5
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("tpshard-")]
-
-
-# -- resources ---------------------------------------------------------------------------------
-
-
-def test_the_umask_decides_the_mode(tmp_path):
-    old = os.umask(0o027)
-    try:
-        _, _, targets = run(faulty_plan(), tmp_path)
-    finally:
-        os.umask(old)
-    assert {path.stat().st_mode & 0o777 for path, _ in targets} == {0o640}
-
-
-def test_few_open_files_are_enough(tmp_path):
-    plan = Plan(300, 64)
-    for file in range(300):
-        source = plan.read(file, 64 * 5)
-        targets = [plan.write(rank, 5) for rank in range(64)]
-        route = Route(tuple(Copy(0, rank * 5, rank, 0, 5) for rank in range(64)))
-        plan.task([Strip(1, (Span(source, 0, 320),), tuple(Span(t, 0, 5) for t in targets), route)])
-    plan.merge(10, [7] * 300)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 32
-    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 60, hard))
-    try:
-        check(plan, tmp_path, threads=4, tile_bytes=500)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-MEMORY_PROBE = """
-import sys
-from pathlib import Path
-sys.path[:0] = [{repository!r}, {tests!r}]
-from movement import Plan
-from tpshard.execute import execute, hash_extents
-
-def anonymous():
-    for line in open("/proc/self/status"):
-        if line.startswith("RssAnon"):
-            return int(line.split()[1]) // 1024
-
-plan = Plan(8, 8)
-plan.split(1, [9_000_000] * 8)
-plan.split(3000, [3000] * 8)
-plan.split(500_000, [2] * 8)
-plan.merge(3000, [3000] * 8)
-plan.collapse(9_000_000, 8)
-folder = Path(sys.argv[1])
-sources = []
-for file, end in enumerate(plan.source_ends):
-    path = folder / f"in-{{file}}"
-    path.touch()
-    import os; os.truncate(path, end)
-    sources.append(path)
-targets = [(folder / f"out-{{file}}", end) for file, end in enumerate(plan.target_ends)]
-before, most = anonymous(), 0
-
-import threading, time
-ended = threading.Event()
-def watch():
-    global most
-    while not ended.wait(0.002):
-        most = max(most, anonymous())
-watcher = threading.Thread(target=watch); watcher.start()
-execute(plan.tasks, plan.reads, plan.writes, sources, targets, threads=4)
-execute(plan.tasks, plan.reads, plan.writes, sources, targets, threads=4, compare=True)
-hash_extents(plan.reads, sources, threads=4)
-ended.set(); watcher.join()
-print("numpy" in sys.modules, max(most, anonymous()) - before)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_memory_is_bounded(tmp_path):
-    probe = MEMORY_PROBE.format(repository=str(REPOSITORY), tests=str(REPOSITORY / "tests"))
-    done = subprocess.run(
-        [sys.executable, "-c", probe, str(tmp_path)], capture_output=True, text=True, timeout=120, check=True
-    )
-    used_numpy, grown = done.stdout.split()
-    assert used_numpy == "True"
-    assert int(grown) <= 64, f"{grown} MiB of anonymous memory"
-
-
-def test_a_small_run_imports_nothing_heavy(tmp_path):
-    probe = (
-        "import sys; from pathlib import Path; sys.path[:0] = sys.argv[2:]\n"
-        "from movement import Plan; from tpshard.execute import execute\n"
-        "plan = Plan(1, 4); [plan.split(100, [64] * 4) for _ in range(20)]\n"
-        "sources, targets = plan.write_sources(Path(sys.argv[1]))\n"
-        "execute(plan.tasks, plan.reads, plan.writes, sources, targets)\n"
-        "print(sorted({'numpy', 'torch', 'tqdm', 'transformers'} & set(sys.modules)))\n"
-    )
-    arguments = [str(tmp_path), str(REPOSITORY), str(REPOSITORY / "tests")]
-    done = subprocess.run([sys.executable, "-c", probe, *arguments], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

@@ -81,6 +81,8 @@ def test_heads_that_must_stay_together(kv: int, group: int, step: int) -> None:
             (start // group, (stop - 1) // group + 1) == of_kv
             for (start, stop), of_kv in zip(query, heads.bounds("kv", tp_size), strict=True)
         )
+        assert heads.is_equal(tp_size) == Axis.is_equal(heads, tp_size) == (len({b - a for a, b in query}) == 1)
+    assert not heads.is_equal(heads.parts() + 1)
 
 
 def test_heads_in_quantisation_groups() -> None:

@@ -133,8 +133,8 @@ def test_what_is_judged_is_counted() -> None:
     judged: Judged = judge(plan_of(CONFIGS["mixtral"], 2), 2, {})
     # mixtral's table knows experts stored apart and stacked: 2 layers x (3 + 1)
     assert judged.parts == {"attention parts": 2, "experts parts": 8, "vocabulary tables": 2}
-    assert judged.layers["all-reduce"] == 5 and judged.layers["all-gather"] == 1
-    assert judge(plan_of(CONFIGS["olmo2"], 2), 2, {}).layers["sum for a norm"] == 4
+    assert judged.layers["all_reduce"] == 5 and judged.layers["all_gather"] == 1
+    assert judge(plan_of(CONFIGS["olmo2"], 2), 2, {}).layers["norm_all_reduce"] == 4
     assert judge({}, 2, {}).parts == {}
 
 

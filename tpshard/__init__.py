@@ -10,7 +10,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .check import verify
     from .convert import merge, reshard, split
     from .demonstration import demo
     from .errors import (
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     )
     from .options import Options
     from .survey import inspect, plan
+    from .verification import verify
 
     __version__: str
 
@@ -45,12 +45,12 @@ __all__ = [
 ]
 
 _MODULES = {
-    "check": ("verify",),
     "convert": ("merge", "reshard", "split"),
     "demonstration": ("demo",),
     "errors": ("DamagedError", "LayoutError", "StorageError", "TpshardError", "UnsupportedError", "UsageError"),
     "options": ("Options",),
     "survey": ("inspect", "plan"),
+    "verification": ("verify",),
 }
 
 

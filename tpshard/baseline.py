@@ -92,9 +92,14 @@ def read_baseline(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     levels, key, sizes = document.get("levels"), document.get("key"), document.get("rank_bytes")
     sound = isinstance(key, dict) and isinstance(levels, dict) and isinstance(sizes, list)
     of_levels = levels.values() if isinstance(levels, dict) else ()
-    if not sound or not all(isinstance(level, dict) and isinstance(level.get("errors"), dict) for level in of_levels):
+    if not sound or not all(_is_level(level) for level in of_levels):
         raise DamagedError(f"{name} is not a whole baseline; {_AGAIN}")
     return document
+
+
+def _is_level(level: object) -> bool:
+    errors = level.get("errors") if isinstance(level, dict) else None
+    return isinstance(errors, dict) and all(type(error) in (int, float) for error in errors.values())
 
 
 def compare(report: Verification, path: str | os.PathLike[str], baseline: Mapping[str, Any]) -> None:

@@ -1,15 +1,17 @@
 """Verification by bytes: structure, digest and bytes, each a level of its own.
 
 *structure* holds every file's header against the manifest. *digest* hashes every stored tensor and
-side file again. *bytes* re-assembles every tensor tile by tile and compares it with another copy of
-the model: the source, or shards of any degree; replicas are compared with each other and padding with
-zero. Bytes cannot see a table that cuts in the wrong order; only running the ranks can.
+side file again. *bytes* cuts another copy of the model (the source, or shards of any degree) anew,
+tile by tile, and compares every rank's tensors with that, replicas and padding included. Bytes cannot
+see a table that cuts in the wrong order; only running the ranks can.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from .checkpoint import place_source
@@ -26,6 +28,7 @@ from .reports import Finding, Verification
 from .shards import Shards, check_files, given_path, is_shards, open_shards, read_manifest
 from .sidefiles import file_sha256, size_of
 from .source import open_source
+from .verdicts import FAILED, PASSED, LevelVerdict
 
 LEVELS = ("structure", "digest", "bytes")
 
@@ -57,25 +60,36 @@ def verify(
     manifest = read_manifest(root)
     report = Verification("verify", str(shards), None if against is None else str(against), manifest.tp_size)
     opened: list[tuple[WeightsFile, Stamp]] = []
-    found = [Finding("structure", p.file, "", p.message) for p in check_files(root, manifest, opened)]
-    found += _side_structure(root, manifest)
-    report.files_checked = len(manifest.files)
-    report.levels.append("structure")
-    report.findings += found
-    if not found:
+    with _level("structure", report):
+        report.findings += [Finding("structure", p.file, "", p.message) for p in check_files(root, manifest, opened)]
+        report.findings += _side_structure(root, manifest)
+        report.files_checked = len(manifest.files)
+    if not report.findings:
         whole = open_shards(root)
         if "digest" in wanted:
-            report.levels.append("digest")
-            _digest(whole, report, options)
+            with _level("digest", report):
+                _digest(whole, report, options)
         if "bytes" in wanted and against is not None:
-            report.levels.append("bytes")
-            _bytes(whole, against, report, options)
+            with _level("bytes", report):
+                _bytes(whole, against, report, options)
         whole.check_unchanged()
     missing = [level for level in wanted if level not in report.levels]
     if missing:
         report.warnings.append(f"not run because the structure is wrong: {', '.join(missing)}")
     report.passed = not report.findings and not missing
+    report.status = 0 if report.passed else 1
     return report
+
+
+@contextmanager
+def _level(level: str, report: Verification) -> Iterator[None]:
+    """A level under way: when it ends, the findings that it added become its verdict."""
+    began, before = time.perf_counter(), len(report.findings)
+    report.levels.append(level)
+    yield
+    found = report.findings[before:]
+    seconds = time.perf_counter() - began
+    report.verdicts.append(LevelVerdict(level, FAILED if found else PASSED, findings=found, seconds=seconds))
 
 
 def _side_structure(root: Path, manifest: Manifest) -> list[Finding]:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from .errors import StorageError, TpshardError, UsageError
+from .cliverify import judging, run_of, settings_of, verify
+from .errors import NotProvenError, StorageError, TpshardError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
     from .options import Options
@@ -120,7 +121,7 @@ def plan(path: str, tp_sizes: list[int], even: bool, copy_unknown: bool, as_json
     report = survey(path, tp_sizes, even=even, copy_unknown=copy_unknown)
     _print(report, as_json)
     if not any(degree.possible for degree in report.degrees):
-        sys.exit(3)
+        raise UnsupportedError(report.degrees[0].reason)
 
 
 @cli.command()
@@ -134,19 +135,40 @@ def plan(path: str, tp_sizes: list[int], even: bool, copy_unknown: bool, as_json
     help="Digest of every tensor, kept in the manifest.",
 )  # fmt: skip
 @_unknown
+@click.option(
+    "--verify", "levels", multiple=True, metavar="LEVEL",
+    help="Publish OUT only if it passes this level of verify, or group of levels; may be repeated.",
+)  # fmt: skip
+@judging
+@click.option("--keep-failed", is_flag=True, help="Keep what --verify refused, as OUT.tpshard-failed.")
+@click.option("--card/--no-card", default=True, help="With --verify: write tpshard-verification.json into OUT.")
 @_writing
 @_json
 def split(
     source: str, output: str, tp_size: int, even: bool, max_file_size: int, digest: str, copy_unknown: bool,
-    as_json: bool, **moving: Any,
+    levels: tuple[str, ...], compute: str | None, mode: str | None, tokens: int | None, min_coverage: float | None,
+    device: str, trust_remote_code: bool, gates_file: str | None, keep_failed: bool, card: bool, as_json: bool,
+    **moving: Any,
 ) -> None:  # fmt: skip
     """Cut the checkpoint SRC (a directory or hub id[@revision]) into one file a rank."""
-    from .convert import split as convert
+    options = _options(moving, algorithm="" if digest == "none" else digest)
+    how: dict[str, Any] = {"even": even, "copy_unknown": copy_unknown, "max_file_bytes": max_file_size}
+    if not levels:
+        from .convert import split as convert
 
-    report = convert(
-        source, output, tp_size, even=even, copy_unknown=copy_unknown, max_file_bytes=max_file_size,
-        options=_options(moving, algorithm="" if digest == "none" else digest),
-    )  # fmt: skip
+        _print(convert(source, output, tp_size, options=options, **how), as_json)
+        return
+    from .gated import gated_split
+
+    settings = settings_of(gates_file, compute=compute, mode=mode, tokens=tokens, min_coverage=min_coverage)
+    try:
+        report = gated_split(
+            source, output, tp_size, levels, options=options, settings=settings,
+            run=run_of(device, trust_remote_code), keep_failed=keep_failed, card=card, **how,
+        )  # fmt: skip
+    except NotProvenError as error:
+        _print(error.report, as_json)
+        raise
     _print(report, as_json)
 
 
@@ -215,29 +237,7 @@ def merge(shards: str, output: str, max_file_size: int | None, as_json: bool, **
     _print(convert(shards, output, repack_bytes=max_file_size, options=_options(moving)), as_json)
 
 
-@cli.command()
-@click.argument("words", nargs=-1, metavar="SHARDS")
-@click.option("--against", metavar="SRC", help="The source, or other shards of the same model, to compare with.")
-@click.option(
-    "--level", "levels", multiple=True, metavar="LEVEL",
-    help="structure, digest or bytes; may be repeated. [default: all that can run]",
-)  # fmt: skip
-@_moving
-@_json
-def verify(words: tuple[str, ...], against: str | None, levels: tuple[str, ...], as_json: bool, **moving: Any) -> None:
-    """Check SHARDS: headers, digests, and, with --against SRC, every byte."""
-    if len(words) == 2 and against is None:
-        against, shards = words  # verify SRC SHARDS
-    elif len(words) == 1:
-        shards = words[0]
-    else:
-        raise UsageError("verify takes one directory of shards: tpshard verify SHARDS --against SRC")
-    from .check import verify as check
-
-    report = check(shards, against=against, levels=levels or None, options=_options(moving))
-    _print(report, as_json)
-    if not report.passed:
-        sys.exit(1)
+cli.add_command(verify)
 
 
 @cli.command("list")
@@ -322,7 +322,8 @@ def main(args: list[str] | None = None) -> None:
 def run(args: list[str] | None = None) -> int:
     """Run the command line and return the exit status; nothing escapes but a bug under TPSHARD_TRACEBACK."""
     try:
-        cli.main(args, prog_name="tpshard", standalone_mode=False)
+        words = sys.argv[1:] if args is None else args
+        cli.main(words, prog_name="tpshard", standalone_mode=False, obj=tuple(words))
         return 0
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else 1

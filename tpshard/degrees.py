@@ -90,6 +90,8 @@ def check_degree(tp_size: int, axes: Mapping[Axis, str], *, even: bool = False) 
                 f"enough for at most {axis.parts()} ranks; this model takes degrees 1 to {largest}, "
                 f"in equal parts {listed(equal_degrees(axes))}"
             )
+    if tp_size > largest:  # also where no tensor is cut at all
+        raise UnsupportedError(f"no tensor of the model can be cut, so {tp_size} ranks cannot share it; take degree 1")
     if even:
         for axis, tensor in axes.items():
             if not axis.is_equal(tp_size):

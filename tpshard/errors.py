@@ -6,6 +6,11 @@ an ``OSError`` or ``ValueError`` that reaches a caller is a bug in tpshard.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .reports import Verification
+
 
 class TpshardError(Exception):
     """Base of every error that tpshard raises on purpose."""
@@ -35,6 +40,18 @@ class StorageError(TpshardError):
     """Reading or writing failed: no space, no permission, a device error."""
 
     exit_status = 5
+
+
+class NotProvenError(TpshardError):
+    """What was made did not pass the verification that was asked for, and was not published.
+
+    ``report`` is the :class:`tpshard.reports.Verification`; the exit status is the one that is due for it.
+    """
+
+    def __init__(self, message: str, report: Verification) -> None:
+        super().__init__(message)
+        self.report = report
+        self.exit_status = report.status or 1
 
 
 class LayoutError(TpshardError):

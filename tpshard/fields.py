@@ -7,6 +7,8 @@ from typing import Any, NoReturn
 
 from .errors import DamagedError
 
+_LONGEST = 500  # characters of what a message says; names in a file may be of any length
+
 
 class Fields:
     """A JSON value and where it stands: ``tpshard.json: files[3].size``."""
@@ -18,7 +20,7 @@ class Fields:
 
     def wrong(self, why: str) -> NoReturn:
         """Raise DamagedError about this value."""
-        raise DamagedError(f"{self.where} {why}; {self.remedy}")
+        raise DamagedError(f"{self.where:.500} {why if len(why) <= _LONGEST else why[:_LONGEST] + '...'}; {self.remedy}")
 
     def __getitem__(self, key: str | int) -> Fields:
         if isinstance(key, int):

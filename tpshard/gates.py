@@ -24,6 +24,7 @@ fp64 and 3e-7 in fp32 over 173 architectures, and a flipped lowest bit of one bf
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -66,11 +67,19 @@ class Gates:
 
         An override whose pattern matches any of the names counts before the default.
         """
+        override = self.override(compute, *names)
+        if override is not None:
+            return override
+        gate: Gate = getattr(self, compute)
+        return gate.fp32_inside if fp32_inside else gate.default
+
+    def override(self, compute: str, *names: str) -> float | None:
+        """The gate of the first pattern that matches any of the names, None where none does."""
         gate: Gate = getattr(self, compute)
         for pattern, value in gate.blocks:
             if any(fnmatchcase(name, pattern) for name in names):
                 return value
-        return gate.fp32_inside if fp32_inside else gate.default
+        return None
 
     def logits(self, compute: str) -> float | None:
         """The gate of the logits, free running."""
@@ -135,15 +144,14 @@ def read_settings(path: str | os.PathLike[str]) -> Settings:
 
 
 def _parsed(raw: bytes, name: str) -> Mapping[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib as toml
+    else:
+        import tomli as toml
     try:
-        import tomllib
-    except ImportError:  # Python 3.10
-        import tomli as tomllib
-    try:
-        values: Mapping[str, Any] = tomllib.loads(raw.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        return dict(toml.loads(raw.decode("utf-8")))
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{name} is not TOML: {error}") from None
-    return values
 
 
 class _Reader:
@@ -188,7 +196,7 @@ class _Reader:
             blocks = self._table(given, "blocks", f"{where}.")
             numbers = {key: self._number(f"{where}.{key}", given[key]) for key in given if key != "blocks"}
             patterns = tuple((key, self._number(f'{where}.blocks."{key}"', value)) for key, value in blocks.items())
-            gate: Gate = replace(getattr(gates, compute), **numbers, blocks=patterns)  # type: ignore[arg-type]
+            gate: Gate = replace(getattr(gates, compute), **numbers, blocks=patterns)
             gates = replace(gates, **{compute: gate})
         return gates
 

@@ -18,7 +18,8 @@ from tpshard.errors import DamagedError, StorageError
 MAX_FILES = 10_000
 MAX_DEPTH = 32
 
-_SKIPPED = frozenset({".git", ".cache", "__pycache__", ".DS_Store", ".locks", ".ipynb_checkpoints"})
+CARD = "tpshard-verification.json"  # of a verification of other files than those to be written
+_SKIPPED = frozenset({".git", ".cache", "__pycache__", ".DS_Store", ".locks", ".ipynb_checkpoints", CARD})
 _OTHER_DIRECTORIES = re.compile(r"original|checkpoint-[0-9]+|global_step[0-9]+")
 _WEIGHTS = re.compile(
     r".*\.(safetensors|bin|pt|pth|ckpt|h5|msgpack|gguf|ggml|onnx|onnx_data|tflite|ot|npz|npy|pkl|pickle|incomplete)"

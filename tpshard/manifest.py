@@ -35,6 +35,7 @@ FORMAT = "tpshard"
 VERSION = 1
 LARGEST = 1 << 30  # bytes of a manifest; 10,000 tensors on 64 ranks take about 30 MB
 LARGEST_FRAME = 1 << 28  # bytes of all headers of a source together
+LARGEST_CUTS = 1 << 22  # segments of all dimensions, on every rank; a model of 200 kinds of tensors on 64 ranks has 50,000
 _CutNumbers = tuple[int | None, ...]  # by dimension: its number in the manifest's list, None where it is kept whole
 
 _CHECKSUM = "checksum"
@@ -145,6 +146,8 @@ def dumped(manifest: Manifest) -> bytes:
         if id(dims) not in cuts:
             cuts[id(dims)] = tuple([numbered.setdefault(dim, len(numbered)) if dim.axes else None for dim in dims])
     origin = manifest.origin
+    if sum(len(data) for file in origin.files for _, data in file.frame) > LARGEST_FRAME:
+        raise UnsupportedError(f"the headers of the source have more than {LARGEST_FRAME} bytes, too many to keep")
     document: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -276,9 +279,11 @@ def _parsed(document: Fields) -> Manifest:
     rank_files = _rank_files(document["files"], tp_size)
     source = document["source"]
     files = _source_files(source["files"])
-    tensors = tuple(
-        Logical(t.name, t.dtype, t.shape) for file in files for t in reread(file, document.where).tensors
-    )
+    try:
+        kept = [reread(file, document.where) for file in files]
+    except (DamagedError, UnsupportedError) as error:
+        source.wrong(f"keeps a header that is none: {error}")
+    tensors = tuple(Logical(t.name, t.dtype, t.shape) for file in kept for t in file.tensors)
     if len({tensor.name for tensor in tensors}) != len(tensors):
         source.wrong("names a tensor twice")
     axes = {name: parse_axis(name, item.mapping()) for name, item in document["axes"].pairs()}
@@ -345,8 +350,13 @@ def _dims_of(
     document: Fields, tensors: Sequence[Logical], axes: Mapping[str, Axis], tp_size: int
 ) -> tuple[dict[str, tuple[Dim, ...]], dict[str, Note]]:
     numbered: list[Dim] = []
+    room = LARGEST_CUTS // tp_size
     for item in document["dims"].items():
-        dim = parse_dim(item["segments"].texts(), axes)
+        texts = item["segments"].texts()
+        room -= len(texts)
+        if room < 0:
+            document["dims"].wrong(f"lists more segments than {tp_size} ranks of any model have")
+        dim = parse_dim(texts, axes)
         if len(item["ranks"].texts()) != tp_size:
             item.wrong(f"lists the runs of {len(item['ranks'].texts())} ranks where there are {tp_size}")
         if [runs_text(runs) for runs in partition(dim, tp_size).ranks] != item["ranks"].texts():
@@ -370,6 +380,9 @@ def _dims_of(
             found.wrong(f"gives another dtype or shape than the header of {tensor.name}: {tensor.dtype} {tensor.shape}")
         key = id(found.value), tensor.shape
         if key not in known:
+            room -= 1 + len(tensor.shape)
+            if room < 0:
+                document["tensors"].wrong(f"describes more kinds of tensors than {tp_size} ranks of any model have")
             cut = [None if item.value is None else numbered_at(item, numbered) for item in found["cut"].items()]
             whole = [dim or replicated(length) for dim, length in zip(cut, tensor.shape, strict=False)]
             if len(cut) != len(tensor.shape) or [dim.extent for dim in whole] != list(tensor.shape):
@@ -428,5 +441,5 @@ def reread(file: SourceFile, where: str) -> WeightsFile:
     """
     reader = {"safetensors": read_header, "torch": read_torch}.get(file.format)
     if reader is None:
-        raise DamagedError(f"{where}: source file {file.name} has the unknown format {file.format!r}; {_AGAIN}")
+        raise DamagedError(f"{where}: source file {file.name} has the unknown format {file.format!r:.80}; {_AGAIN}")
     return reader(frame_reader(file.frame, file.name), file.size, file.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from .errors import UsageError
 
@@ -29,6 +30,7 @@ class Options:
         note: called with messages for the user as they come up.
         progress: given the bytes to be written, a context manager around a function that is called
             with bytes done.
+        gate: given the finished directory before it becomes visible; what it raises keeps it from that.
     """
 
     overwrite: bool = False
@@ -39,6 +41,7 @@ class Options:
     fsync: bool = False
     note: Callable[[str], None] = field(default=lambda message: None)
     progress: Progress | None = None
+    gate: Callable[[Path], None] | None = None
 
     def running(self, total: int) -> AbstractContextManager[Callable[[int], None] | None]:
         """A context manager around the function that is to be told of ``total`` bytes as they are done."""

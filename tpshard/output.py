@@ -84,6 +84,8 @@ def make(job: Job, output: Path, report: Conversion, options: Options) -> Conver
             _write_frame(staging.path / name, frame)
         for name, data in ending.small.items():
             _write_new(staging.path / name, data)
+        if options.gate is not None:
+            options.gate(staging.path)
         staging.publish()
     report.bytes_read, report.bytes_written = outcome.bytes_read, outcome.bytes_written
     return report

@@ -100,6 +100,9 @@ class Units(Axis):
             for start, stop in dealt(self.parts(), tp_size)
         )
 
+    def is_equal(self, tp_size: int) -> bool:
+        return tp_size == 1 or (tp_size >= 1 and self.count % (self.step * tp_size) == 0)
+
     def noun_of(self, view: str) -> str:
         return self.noun
 
@@ -165,6 +168,13 @@ class Heads(Axis):
         if view == "query":
             return query
         return tuple((start // self.group, -(-stop // self.group)) for start, stop in query)
+
+    def is_equal(self, tp_size: int) -> bool:
+        if not 1 <= tp_size <= self.parts():
+            return False
+        if tp_size <= self._bundles():
+            return tp_size == 1 or self.kv_heads % (self._together() * tp_size) == 0
+        return tp_size % self.kv_heads == 0 and self.query_heads % (self.step * tp_size) == 0
 
     def noun_of(self, view: str) -> str:
         return self.noun if view == "query" else self.group_noun
@@ -251,6 +261,9 @@ class Padded(Axis):
     def padding(self, tp_size: int) -> tuple[int, ...]:
         each = self._each(tp_size)
         return tuple(each - (stop - start) for start, stop in self.bounds("unit", tp_size))
+
+    def is_equal(self, tp_size: int) -> bool:
+        return 1 <= tp_size <= self.count
 
     def noun_of(self, view: str) -> str:
         return self.noun

@@ -85,7 +85,7 @@ def _payload(manifest: Manifest, layers: Mapping[str, int]) -> float | None:
             vocab, hidden = tensor.shape
             size = stored_bytes((1,), tensor.dtype)
             return float(
-                (layers["all-reduce"] * hidden + layers["all-gather"] * vocab) * size + layers["sum for a norm"] * 4
+                (layers["all_reduce"] * hidden + layers["all_gather"] * vocab) * size + layers["norm_all_reduce"] * 4
             )
     return None
 
@@ -100,8 +100,8 @@ def judge(tensors: Mapping[str, Planned], tp_size: int, aliases: Mapping[str, st
     vocabulary = [m for m in members if m.role.removesuffix("_bias") in VOCABULARY]
     if vocabulary:
         book.parts["vocabulary tables"] += len(vocabulary)
-        book.layers["all-reduce"] += any(m.role == "embed" for m in vocabulary)
-        book.layers["all-gather"] += any(m.role == "head" for m in vocabulary) or any(
+        book.layers["all_reduce"] += any(m.role == "embed" for m in vocabulary)
+        book.layers["all_gather"] += any(m.role == "head" for m in vocabulary) or any(
             tensors[to].role == "embed" for to in aliases.values() if to in tensors
         )
         for member, message in judge_vocabulary(vocabulary, tp_size):
@@ -213,8 +213,8 @@ def _judge_parts(book: _Book, part: Part, members: Sequence[Member]) -> None:
         for rest, message in known[key]:
             book.say(scope + rest, message.replace(_HERE, scope))
     if part.name in ("attention", "state space", "feed-forward", "experts"):
-        book.layers["all-reduce"] += len(layers - extra)  # layers for prediction are not run when a model serves
-    book.layers["sum for a norm"] += sum(
+        book.layers["all_reduce"] += len(layers - extra)  # layers for prediction are not run when a model serves
+    book.layers["norm_all_reduce"] += sum(
         m.role == "norm" and any(cut.axes and cut.axes[0] in _axes(scopes.get(scope, ())) for _, cut in m.cuts)
         for scope, of_scope in norms.items() for m in of_scope
     )  # fmt: skip

@@ -67,6 +67,9 @@ def _conversion(report: Conversion) -> list[str]:
     lines += [f"  left out: {name}" for name in report.left_out]
     if report.side_files:
         lines.append(f"  {report.side_files} other files carried")
+    if report.verification is not None:
+        passed = ", ".join(report.verification.levels)
+        lines.append(f"  verified before it was published: {passed}")
     if report.identical_to_source:
         verdict = "will be" if report.dry_run else "are"
         lines.append(f"  weight files and index {verdict} the source's, byte for byte (every digest is checked)")
@@ -79,6 +82,10 @@ def _verification(report: Verification) -> list[str]:
         f"  {report.tp_size} ranks, {report.files_checked} files, {report.tensors_checked} tensors, "
         f"{size(report.bytes_checked)} checked"
     )
+    if report.verdicts:
+        from .outputs.lines import lines as of_level
+
+        lines += [line for verdict in report.verdicts for line in of_level(verdict)]
     lines += [f"  {finding.level}: {finding.message}" for finding in report.findings[:50]]
     if len(report.findings) > 50:
         lines.append(f"  and {len(report.findings) - 50} more findings (--json lists all)")

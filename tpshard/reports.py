@@ -63,6 +63,7 @@ class Conversion(Report):
     content: str = ""
     algorithm: str = ""
     identical_to_source: bool | None = None  # merge: whether the weight files are the source's, byte for byte
+    verification: Verification | None = None  # split: what the output passed before it became visible
 
 
 @dataclass
@@ -84,6 +85,7 @@ class Verification(Report):
     tp_size: int
     levels: list[str] = field(default_factory=list)
     passed: bool = False
+    status: int = 1  # the exit status that is due
     findings: list[Finding] = field(default_factory=list)
     files_checked: int = 0
     tensors_checked: int = 0

@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from .commit import copy_side_file
 from .errors import DamagedError
+from .filecopy import copy_side_file
 from .listing import shown, storage_error
 from .manifest import SideFile
 
@@ -46,7 +46,7 @@ def copy_sides(root: Path, output: Path, paths: Iterable[str]) -> tuple[SideFile
     """Copy side files into a directory that is being made; returns what arrived.
 
     Raises:
-        UsageError, DamagedError, StorageError: as :func:`tpshard.commit.copy_side_file`.
+        UsageError, DamagedError, StorageError: as :func:`tpshard.filecopy.copy_side_file`.
     """
     copied = []
     for path in paths:

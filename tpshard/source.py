@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from tpshard.errors import DamagedError, UnsupportedError, UsageError
-from tpshard.header import TensorInfo, WeightsFile, read_header
+from tpshard.header import TensorInfo, WeightsFile
 from tpshard.listing import Listing, is_weights, list_directory, shown, storage_error
+from tpshard.opened import Stamp, open_weights, require_unchanged
 from tpshard.strictjson import parse_object
 from tpshard.weightsindex import WeightsSet, check_index, choose_weights
 
@@ -56,7 +57,7 @@ class Source:
     left_out: tuple[str, ...]  # "path (why)", sorted
     warnings: tuple[str, ...]
     stale: Mapping[int, frozenset[str]] = field(default_factory=dict)  # file index -> names that another file holds
-    _stamps: tuple[tuple[int, int, int], ...] = ()  # size, mtime in ns, inode of each file of `files`
+    _stamps: tuple[Stamp, ...] = ()  # of each file of `files`
 
     def tensors(self) -> Iterator[tuple[int, TensorInfo]]:
         """``(index into files, tensor)`` in file order; copies that the index does not point to are left out."""
@@ -68,19 +69,7 @@ class Source:
 
     def check_unchanged(self) -> None:
         """Raise :class:`DamagedError`, naming the file, if size, time or inode of a weights file differ by now."""
-        for weights, stamp in zip(self.files, self._stamps, strict=True):
-            path = self.root / weights.name
-            try:
-                now = _stamp(os.stat(path))
-            except FileNotFoundError:
-                raise DamagedError(f"{shown(path)} has gone since it was opened. Restore it and start again.") from None
-            except OSError as error:
-                raise storage_error(error, path, "looking at it again") from None
-            if now != stamp:
-                raise DamagedError(
-                    f"{shown(path)} has changed since it was opened ({stamp[0]:,} bytes then, {now[0]:,} now). Wait "
-                    "until nothing writes to it, then start again."
-                )
+        require_unchanged(self.root, [weights.name for weights in self.files], self._stamps)
 
 
 def natural_key(name: str) -> tuple[tuple[int | str, ...], str]:
@@ -115,7 +104,7 @@ def open_source(path: str | os.PathLike[str], *, warn: Callable[[str], None] | N
             f"{shown(root)} holds model.safetensors as well as {index.name}, which does not name it: some loaders take "
             "the one, some the other. Remove the one that is not meant."
         )
-    opened = [_open_weights(root, name, chosen.format) for name in names]
+    opened = [open_weights(root, name, chosen.format) for name in names]
     files = tuple(weights for weights, _ in opened)
     if not any(weights.tensors for weights in files):
         raise DamagedError(f"{shown(root)}: {', '.join(names)} holds no tensor at all. {_AGAIN}")
@@ -238,50 +227,6 @@ def _check_present(listing: Listing, root: Path, names: list[str], index: Source
             f"{shown(root)}: of {len(names):,} weights files{by}, {len(missing):,} cannot be read: {listed}{more}. "
             "Download or copy the missing files."
         )
-
-
-def _stamp(status: os.stat_result) -> tuple[int, int, int]:
-    return status.st_size, status.st_mtime_ns, status.st_ino
-
-
-def _open_weights(root: Path, name: str, format: str) -> tuple[WeightsFile, tuple[int, int, int]]:
-    path = root / name
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        raise storage_error(error, path, "opening it") from None
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise DamagedError(f"{shown(path)} is not a regular file. {_AGAIN}")
-        read = _reader(descriptor, path)
-        if format == "safetensors":
-            weights = read_header(read, status.st_size, name)
-        else:
-            from tpshard.torchfile import read_torch
-
-            weights = read_torch(read, status.st_size, name)
-        return weights, _stamp(status)
-    finally:
-        os.close(descriptor)
-
-
-def _reader(descriptor: int, path: Path) -> Callable[[int, int], bytes]:
-    """``read(offset, nbytes)`` over an open file; short only at the end of the file."""
-
-    def read(offset: int, nbytes: int) -> bytes:
-        try:
-            found = os.pread(descriptor, nbytes, offset)
-            while len(found) < nbytes:
-                more = os.pread(descriptor, nbytes - len(found), offset + len(found))
-                if not more:
-                    break
-                found += more
-        except OSError as error:
-            raise storage_error(error, path, f"reading {nbytes:,} bytes at {offset:,}") from None
-        return found
-
-    return read
 
 
 def _rest(

@@ -73,15 +73,14 @@ class Coverage:
 
     def unreached(self) -> dict[str, int]:
         """Parameters that were not reached in full, with the number of elements that were not."""
-        out = {}
-        for name, size in self.sizes.items():
-            reached = self._reached.get(name, False)
-            if reached is None:
-                continue
-            count = int(reached.sum()) if isinstance(reached, torch.Tensor) else 0
-            if size > count:
-                out[name] = size - count
-        return out
+        return {name: missed for name in self.sizes if (missed := self.missed(name))}
+
+    def missed(self, name: str) -> int:
+        """Elements of the parameter that were not reached."""
+        reached = self._reached.get(name, False)
+        if reached is None:
+            return 0
+        return self.sizes[name] - (int(reached.sum()) if isinstance(reached, torch.Tensor) else 0)
 
     def fraction(self) -> float:
         """The part of all elements that was reached."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-import resource
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,20 +26,24 @@ from tpshard.verdicts import FAILED, PASSED, SOURCE_NAN, LevelVerdict, Measure, 
 from .batch import Batch, probes_needed
 from .coverage import Coverage
 from .judge import EXACT, FREE, Judge
+from .localrun import LocalJudge, LocalParticipant
+from .localshapes import localise
 from .lockstep import OutOfStepError, ParticipantError, ThreadGroup
+from .memory import Scratch, peak_bytes, share_one_heap
 from .metrics import logit_metrics
 from .participant import Participant
 from .points import PREDICTION, ROW, added_once, base_role, points_of, replicated
 from .rows import RowDifference, compare_rows
 from .skeleton import Skeleton
-from .stores import Store, rank_store, source_store
+from .stores import TILE_BYTES, Store, rank_store, source_store
+from .ways import LOCAL, chosen
 
 LEVEL = "forward"
 COMPUTE = {"fp64": torch.float64, "fp32": torch.float32}
 NATIVE = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 ULP = {torch.float64: 2.0**-24, torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10}
 DEFAULT_TOKENS = 16
-DEFAULT_MEMORY = 256 << 20
+DEFAULT_MEMORY = 64 << 20
 
 
 def forward(
@@ -62,7 +65,8 @@ def forward(
 
     Args:
         compute: ``fp64``, ``fp32``, or ``native`` (the dtype of most of the weights).
-        mode: how a rank is run; ``zero-pad``, or ``auto``, which is the same here.
+        mode: how a rank is run: ``zero-pad``, ``local`` (on the shapes that it stores), or ``auto``: local where
+            the twin of this class passes so (see :mod:`.twin`).
         tokens: length of the sequences, at least 2.
         max_memory: bytes of weights to hold at a time; bounds the tiles in which matrices are read.
         min_coverage: the part of the parameters that must be reached, 0 to 1.
@@ -76,18 +80,41 @@ def forward(
         StorageError: reading failed.
     """
     started = time.monotonic()
+    share_one_heap()
     dtype = _dtype(compute, source)
     place = _device(device)
     if tokens < 2:
         raise UsageError(f"{tokens} tokens make no sequence; give at least 2")
-    if mode not in ("auto", "zero-pad"):
-        raise UsageError(f"the forward level runs ranks zero-padded; mode '{mode}' is not one of auto, zero-pad")
     _require_same_tensors(shards, source)
-    run = _Run(shards, source, dtype, place, tokens, max_memory or DEFAULT_MEMORY, seed, gates, progress, trust_remote_code)
-    verdict = run.verdict(min_coverage)
+    way = chosen(shards, mode, trust_remote_code=trust_remote_code)
+    verdict = run_ranks(
+        shards, source, dtype, way.mode, device=place, tokens=tokens, max_memory=max_memory or DEFAULT_MEMORY,
+        min_coverage=min_coverage, seed=seed, gates=gates, progress=progress, trust_remote_code=trust_remote_code,
+    )
+    verdict.notes += way.notes
     verdict.seconds = time.monotonic() - started
-    verdict.peak_memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    verdict.peak_memory = peak_bytes()
     return verdict
+
+
+def run_ranks(
+    shards: Shards,
+    source: Source,
+    dtype: torch.dtype,
+    mode: str,
+    *,
+    device: torch.device = torch.device("cpu"),
+    tokens: int = DEFAULT_TOKENS,
+    max_memory: int = DEFAULT_MEMORY,
+    min_coverage: float = 1.0,
+    seed: int = 0,
+    gates: Callable[[str, float], float] | None = None,
+    progress: Callable[[str], None] | None = None,
+    trust_remote_code: bool = False,
+) -> LevelVerdict:
+    """Run ranks of the same tensors as the source in one way, without asking the twin; see :func:`forward`."""
+    run = _Run(shards, source, dtype, device, tokens, max_memory, seed, gates, progress, trust_remote_code, mode)
+    return run.verdict(min_coverage)
 
 
 class _Run:
@@ -105,7 +132,9 @@ class _Run:
         gates: Callable[[str, float], float] | None,
         progress: Callable[[str], None] | None,
         trust_remote_code: bool,
+        mode: str,
     ) -> None:
+        self.mode = mode
         self.shards, self.source, self.dtype, self.device = shards, source, dtype, device
         self.manifest, self.tp_size = shards.manifest, shards.manifest.tp_size
         self.progress = progress
@@ -113,12 +142,16 @@ class _Run:
         reference = Skeleton(source.root, shapes, dtype, trust_remote_code=trust_remote_code)
         ranked = Skeleton(shards.root, shapes, dtype, trust_remote_code=trust_remote_code)
         self.skeletons = [reference, *(copy.deepcopy(ranked) for _ in range(self.tp_size - 1)), ranked]
-        self.stores = [source_store(source), *(rank_store(shards, rank) for rank in range(self.tp_size))]
+        scratch = Scratch()
+        self.stores = [source_store(source, scratch), *(rank_store(shards, r, scratch) for r in range(self.tp_size))]
         self.once = added_once(self.manifest)
         self.exact = replicated(self.manifest.notes, self.once)
         config = reference.model.config.get_text_config()
         self.batch = Batch(tokens, _probes(config, tokens), _vocabulary(reference, config), seed, ULP[dtype])
-        self.judge = Judge(
+        if mode == LOCAL:
+            for rank, skeleton in enumerate(self.skeletons[1:]):
+                localise(skeleton, self.manifest, rank)
+        self.judge = (LocalJudge if mode == LOCAL else Judge)(
             points_of(reference, self.manifest), self.batch, dtype, gates or (lambda point, gate: gate)
         )
         self.coverage = Coverage(_sizes(reference))
@@ -150,7 +183,7 @@ class _Run:
             free.status = "pass" if within(free.error, free.gate) else "fail"
             measures.append(free)
         fraction = self.coverage.fraction() if participants else None
-        verdict = LevelVerdict(LEVEL, PASSED, "zero-pad", measures, self.findings, fraction, unreached)
+        verdict = LevelVerdict(LEVEL, PASSED, self.mode, measures, self.findings, fraction, unreached)
         verdict.collectives = self.judge.ledger.collectives
         verdict.collective_bytes_per_token = float(self.judge.ledger.elements * _native_bytes(self.source))
         verdict.logits, verdict.notes = logits, self.notes
@@ -176,10 +209,10 @@ class _Run:
     def _run(self) -> list[Participant]:
         group = ThreadGroup(self.tp_size + 1, self._resolve)
         participants = [
-            Participant(
+            (LocalParticipant if number and self.mode == LOCAL else Participant)(
                 number, skeleton, store, self.judge.points,
                 compute=self.dtype, device=self.device, batch=self.batch, group=group, once=self.once,
-                exact=self.exact, tile_bytes=max(1 << 16, min(8 << 20, self.max_memory // 32)),
+                exact=self.exact, tile_bytes=max(1 << 16, min(TILE_BYTES, self.max_memory // 16)),
                 coverage=self.coverage if number == 0 else None,
                 shapes={tensor.name: tensor.shape for tensor in self.manifest.tensors},
             )

@@ -196,13 +196,15 @@ class Judge:
         return nothing if bool(nothing.any()) else None
 
     def _gate(self, point: Point, noise: float | None) -> float:
-        gate = BASE[self.compute]
+        """The default gate or the caller's; the default is widened where the reference itself amplifies differences."""
+        usual = BASE[self.compute]
         if self.compute == torch.float64 and self._narrowed:
-            gate = NARROWED
-        if noise is not None and math.isfinite(noise):
+            usual = NARROWED
+        gate = self.gate_of(point.path, usual)
+        if gate == usual and noise is not None and math.isfinite(noise):
             amplified = noise / (self.batch.ulp / math.sqrt(3))
             gate *= max(1.0, amplified / AMPLIFIED.get(gate, 10.0))
-        return self.gate_of(point.path, gate)
+        return gate
 
     def _compare(
         self,

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-STACK_BYTES = 16 << 20  # reserved for each thread; deep models nest their modules' calls
+STACK_BYTES = 4 << 20  # reserved for each thread; deep models nest their modules' calls
 
 
 class Group(Protocol):
@@ -79,8 +79,11 @@ class ThreadGroup:
     def _resolve_all(self, passed: str) -> None:
         names = set(self._points)
         if len(names) > 1:
-            places = "; ".join(f"participant {n} is at {p}" for n, p in enumerate(self._points))
-            raise OutOfStepError(f"after {passed or 'the start'}, {places}")
+            first = self._points[0]
+            other, place = next((n, p) for n, p in enumerate(self._points) if p != first)
+            raise OutOfStepError(
+                f"after {passed or 'the start'} the reference comes to {first} and rank {other - 1} to {place}"
+            )
         payloads, self._payloads = self._payloads, [None] * self.size
         self._results = list(self._resolve(self._points[0], payloads))
 

@@ -41,6 +41,8 @@ class Participant:
         coverage: given to the reference alone; it then keeps a graph between points.
     """
 
+    matrix = StreamedMatrix
+
     def __init__(
         self,
         number: int,
@@ -178,7 +180,7 @@ class Participant:
 
         def forward(x: torch.Tensor) -> torch.Tensor:
             watch, done = self._watch(name)
-            matrix = StreamedMatrix(
+            matrix = self.matrix(
                 self.store, part, shape, self.compute, self.tile_bytes, parameter, transposed, gathers, watch
             )
             y = product(x, matrix, self.coverage)

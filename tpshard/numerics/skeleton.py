@@ -211,19 +211,26 @@ class Skeleton:
                 module.__dict__["_buffers"] = LazyTensors(module._buffers, path, load)
 
 
-def _built(root: Path, compute: torch.dtype, trust_remote_code: bool) -> tuple[Any, str]:
+def read_config(root: Path, trust_remote_code: bool) -> Any:
+    """transformers' view of the ``config.json`` in ``root``; raises UnsupportedError where it has none."""
     import transformers
 
     transformers.logging.set_verbosity_error()
     try:
-        config = transformers.AutoConfig.from_pretrained(
+        return transformers.AutoConfig.from_pretrained(
             str(root), trust_remote_code=trust_remote_code, local_files_only=True
         )
-    except (ValueError, KeyError, TypeError, OSError, ImportError) as error:
+    except Exception as error:  # whatever the class makes of the values
         raise UnsupportedError(
             f"{shown(root)}: transformers {transformers.__version__} does not take this config.json "
             f"({_short(error)}); code that comes with the model is run only with --trust-remote-code"
         ) from None
+
+
+def model_class(config: Any, root: Path, trust_remote_code: bool) -> Any:
+    """The class that runs a config; raises UnsupportedError where transformers has none."""
+    import transformers
+
     name = (getattr(config, "architectures", None) or [""])[0]
     cls = getattr(transformers, name or "", None)
     if cls is None and trust_remote_code and getattr(config, "auto_map", None):
@@ -239,6 +246,12 @@ def _built(root: Path, compute: torch.dtype, trust_remote_code: bool) -> tuple[A
             f"{shown(root)}: transformers {transformers.__version__} has no class {name or config.model_type!r}; "
             "install a newer one (code that comes with the model is run only with --trust-remote-code)"
         )
+    return cls
+
+
+def _built(root: Path, compute: torch.dtype, trust_remote_code: bool) -> tuple[Any, str]:
+    config = read_config(root, trust_remote_code)
+    cls = model_class(config, root, trust_remote_code)
     problem: Exception | None = None
     for attention in ("sdpa", "eager"):
         try:

@@ -24,6 +24,8 @@ from tpshard.plan import Placed
 from tpshard.shards import Shards
 from tpshard.source import Source
 
+from .memory import Scratch
+
 DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
@@ -38,7 +40,7 @@ DTYPES: dict[str, torch.dtype] = {
 }
 """torch's name of every safetensors dtype that models compute with; packed and 8-bit floats need their scales."""
 
-TILE_BYTES = 8 << 20  # bytes as stored that are read at a time
+TILE_BYTES = 4 << 20  # bytes as stored that are read at a time
 
 
 @dataclass(frozen=True)
@@ -80,16 +82,15 @@ class Part:
 
 
 class Store:
-    """The tensors of one holder: the source, or one rank of the shards. Use from one thread at a time.
+    """The tensors of one holder: the source, or one rank of the shards.
 
-    Args:
-        watch: called with a tensor's name and the digest-able raw rows as they are read.
+    Stores that share a ``scratch`` must be used by one thread at a time.
     """
 
-    def __init__(self, paths: Sequence[Path], parts: Mapping[str, Part], label: str) -> None:
+    def __init__(self, paths: Sequence[Path], parts: Mapping[str, Part], scratch: Scratch | None = None) -> None:
+        self.scratch = scratch or Scratch()
         self.files = OpenFiles(list(paths), [False] * len(paths))
         self.parts = parts
-        self.label = label
         self.bytes_read = 0
         self.not_finite: dict[str, None] = {}  # names of tensors in which NaN or Inf was read, in order
 
@@ -97,33 +98,36 @@ class Store:
         """Close the files."""
         self.files.close()
 
-    def raw(self, part: Part, start: int, stop: int, watch: Callable[[memoryview], None] | None = None) -> torch.Tensor:
-        """Rows ``[start, stop)`` of what is stored, in the stored dtype.
+    def raw(self, part: Part, start: int, stop: int) -> torch.Tensor:
+        """Rows ``[start, stop)`` of what is stored, in the stored dtype; a scalar has one row.
 
         Raises:
             UnsupportedError: a dtype that needs scales to compute with.
             DamagedError, StorageError: reading failed.
         """
+        return self._read(part, start, stop, torch.empty(self._nbytes(part, start, stop), dtype=torch.uint8), None)
+
+    def _nbytes(self, part: Part, start: int, stop: int) -> int:
+        return (stop - start) * prod(part.shape[1:]) * DTYPE_BITS[part.dtype] // 8
+
+    def _read(
+        self, part: Part, start: int, stop: int, buffer: torch.Tensor, watch: Callable[[memoryview], None] | None
+    ) -> torch.Tensor:
         dtype = DTYPES.get(part.dtype)
         if dtype is None:
             raise UnsupportedError(
                 f"{part.name} is stored as {part.dtype}, which cannot be computed with as it is; "
                 "verify the checkpoint in its original precision, or by bytes"
             )
-        shape = part.shape
-        row = prod(shape[1:]) * DTYPE_BITS[part.dtype] // 8
-        rows = (stop - start,) if shape else ()
-        if not shape:
-            start, stop = 0, 1
-        nbytes = (stop - start) * row
-        if not nbytes:
-            return torch.empty((*rows, *shape[1:]), dtype=dtype)
-        buffer = bytearray(nbytes)
-        self.files.read(part.file, memoryview(buffer), part.offset + start * row)
-        self.bytes_read += nbytes
-        if watch is not None:
-            watch(memoryview(buffer))
-        return torch.frombuffer(buffer, dtype=dtype).view((*rows, *shape[1:]))
+        if len(buffer):
+            view = memoryview(buffer.numpy())
+            row = len(buffer) // (stop - start)
+            self.files.read(part.file, view, part.offset + start * row)
+            self.bytes_read += len(buffer)
+            if watch is not None:
+                watch(view)
+        shape = (stop - start, *part.shape[1:]) if part.shape else ()
+        return buffer.view(dtype).view(shape)
 
     def tiles(
         self,
@@ -132,21 +136,24 @@ class Store:
         tile_bytes: int = TILE_BYTES,
         watch: Callable[[memoryview], None] | None = None,
     ) -> Iterator[tuple[int, torch.Tensor]]:
-        """``(first row, rows)`` of what is stored, converted; integers and booleans keep their dtype."""
-        shape = part.shape
-        if not shape:
-            yield 0, self._converted(part, self.raw(part, 0, 1, watch), compute)
-            return
-        row = max(1, prod(shape[1:]) * DTYPE_BITS[part.dtype] // 8)
-        step = max(1, tile_bytes // row)
-        for start in range(0, shape[0], step):
-            stop = min(start + step, shape[0])
-            yield start, self._converted(part, self.raw(part, start, stop, watch), compute)
+        """``(first row, rows)`` of what is stored, converted; integers and booleans keep their dtype.
+
+        A tile is valid until the next one is asked for, from whichever store with the same scratch.
+        """
+        rows = part.shape[0] if part.shape else 1
+        step = max(1, tile_bytes // max(1, self._nbytes(part, 0, 1)))
+        for start in range(0, rows, step):
+            stop = min(start + step, rows)
+            raw = self._read(part, start, stop, self.scratch.stored(self._nbytes(part, start, stop)), watch)
+            yield start, self._converted(part, raw, compute)
 
     def _converted(self, part: Part, raw: torch.Tensor, compute: torch.dtype) -> torch.Tensor:
         if not raw.is_floating_point():
             return raw
-        out = raw.to(compute)
+        out = raw
+        if raw.dtype != compute:
+            out = self.scratch.converted(raw.numel(), compute).view(raw.shape)
+            out.copy_(raw)
         if part.name not in self.not_finite and not bool(torch.isfinite(out.sum())) and not bool(
             torch.isfinite(out).all()
         ):
@@ -157,16 +164,13 @@ class Store:
         self, part: Part, compute: torch.dtype, watch: Callable[[memoryview], None] | None = None
     ) -> torch.Tensor:
         """What is stored, in the stored shape."""
-        shape = part.shape
-        out: torch.Tensor | None = None
+        kept = DTYPES.get(part.dtype, compute)
+        out = torch.empty(part.shape, dtype=compute if kept.is_floating_point else kept)
         for start, tile in self.tiles(part, compute, watch=watch):
-            if not shape or tile.shape == shape:
-                return tile
-            if out is None:
-                out = torch.empty(shape, dtype=tile.dtype)
-            out[start : start + len(tile)] = tile
-        if out is None:
-            return self._converted(part, self.raw(part, 0, 0), compute).view(shape)
+            if part.shape:
+                out[start : start + len(tile)] = tile
+            else:
+                out.copy_(tile)
         return out
 
     def full(self, part: Part, compute: torch.dtype, watch: Callable[[memoryview], None] | None = None) -> torch.Tensor:
@@ -258,11 +262,11 @@ def _parts(placed: Placed, rank: int) -> dict[str, Part]:
     return parts
 
 
-def source_store(source: Source) -> Store:
+def source_store(source: Source, scratch: Scratch | None = None) -> Store:
     """The source's tensors, each whole."""
-    return Store([source.root / file.name for file in source.files], _parts(place_source(source), 0), "the source")
+    return Store([source.root / file.name for file in source.files], _parts(place_source(source), 0), scratch)
 
 
-def rank_store(shards: Shards, rank: int) -> Store:
+def rank_store(shards: Shards, rank: int, scratch: Scratch | None = None) -> Store:
     """What one rank of the shards stores: its own files and nothing else."""
-    return Store(shards.paths(), _parts(shards.placed, rank), f"rank {rank}")
+    return Store(shards.paths(), _parts(shards.placed, rank), scratch)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from ..verdicts import LevelVerdict, Measure, excess, worst
 
 
-
 @dataclass
 class Block:
     """One block of one level: its measures, and the one that is worst against its gate."""

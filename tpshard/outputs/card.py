@@ -12,13 +12,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from ..listing import CARD
 from ..manifest import NAME, Manifest
 from ..reports import Verification
 from ..sidefiles import file_sha256
 from ..verdicts import worst
 from .files import write_text
 
-FILE = "tpshard-verification.json"
 SCHEMA = "tpshard.card/1"
 
 
@@ -77,7 +77,7 @@ def write_card(root: Path, report: Verification, manifest: Manifest) -> Path:
     """
     from ..reports import finite
 
-    path = root / FILE
+    path = root / CARD
     values = finite(card(report, manifest, file_sha256(root / NAME), datetime.now(timezone.utc)))
     write_text(path, json.dumps(values, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     return path

@@ -53,7 +53,8 @@ def errors_chart(blocks: Sequence[Block], title: str) -> str:
         out.append(f'<line class="gate" x1="{left:.1f}" x2="{left + step:.1f}" y1="{gate:.1f}" y2="{gate:.1f}"/>')
         out.append(f'<g class="{block.status}"><title>{text(_tooltip(block))}</title>')
         out.append(f'<rect class="hit" x="{left:.1f}" y="{_TOP:.0f}" width="{step:.1f}" height="{bottom - _TOP:.1f}"/>')
-        out.append(f'<line class="stem" x1="{middle:.1f}" x2="{middle:.1f}" y1="{y(top.error):.1f}" y2="{bottom:.1f}"/>')
+        ends = f'x1="{middle:.1f}" x2="{middle:.1f}"'
+        out.append(f'<line class="stem" {ends} y1="{y(top.error):.1f}" y2="{bottom:.1f}"/>')
         if block.free is not None:
             out.append(f'<circle class="free" cx="{middle:.1f}" cy="{y(block.free):.1f}" r="4.2"/>')
         out.append(_mark(block.status, middle, y(top.error)))

@@ -118,7 +118,7 @@ def _levels(report: Verification) -> str:
                 size(verdict.peak_memory) if verdict.peak_memory else "",
             )
         )
-    head = ("level", "verdict", "ranks run as", "points>", "worst error>", "its gate>", "coverage>", "seconds>", "memory>")
+    head = ("level", "verdict", "run as", "points>", "worst error>", "its gate>", "coverage>", "seconds>", "memory>")
     made = _table(head, rows, "Every level that was asked for, and its verdict")
     return f"<section><h2>Levels of proof</h2>{made}</section>"
 

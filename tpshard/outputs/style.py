@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 CSS = """
-:root{--ground:#f6f7f9;--card:#fff;--ink:#16202c;--soft:#5b6877;--line:#dfe4ea;--grid:#e8ecf1;--pass:#0b7a5b;--pass-soft:#dff3ec;
+:root{--mono:ui-monospace,SFMono-Regular,Menlo,Consolas,"Liberation Mono",monospace;
+--ground:#f6f7f9;--card:#fff;--ink:#16202c;--soft:#5b6877;--line:#dfe4ea;--grid:#e8ecf1;--pass:#0b7a5b;--pass-soft:#dff3ec;
 --fail:#b3261e;--fail-soft:#fbe4e2;--warn:#8a5a00;--warn-soft:#fbeecd;--data:#2457b8;--bar:#5b86d6}
 @media(prefers-color-scheme:dark){:root{--ground:#0f141a;--card:#171e27;--ink:#e6ebf1;--soft:#9aa7b5;--line:#2a3440;--grid:#232c37;
 --pass:#4fcf9f;--pass-soft:#12352b;--fail:#ff8a80;--fail-soft:#43191a;--warn:#f0c05a;--warn-soft:#3a2d0e;--data:#8fb4ff;--bar:#5b86d6}}
 *{box-sizing:border-box}
-body{margin:0;background:var(--ground);color:var(--ink);font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",
-"Noto Sans","Liberation Sans",sans-serif}
+body{margin:0;background:var(--ground);color:var(--ink);
+font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue","Noto Sans","Liberation Sans",sans-serif}
 .wrap{max-width:1120px;margin:0 auto;padding:0 24px}
 header{border-bottom:1px solid var(--line);background:var(--card);border-top:6px solid var(--pass);padding:26px 0 20px}
 header.failed{border-top-color:var(--fail)}
 .kicker{margin:0;color:var(--soft);font-size:13px;letter-spacing:.04em}
 h1{margin:2px 0 4px;font-size:34px;line-height:1.2;display:flex;align-items:center;gap:12px}
-header .icon{display:inline-flex;width:36px;height:36px;border-radius:50%;align-items:center;justify-content:center;font-size:20px;
-background:var(--pass-soft);color:var(--pass)}
+header .icon{display:inline-flex;width:36px;height:36px;border-radius:50%;align-items:center;
+justify-content:center;font-size:20px;background:var(--pass-soft);color:var(--pass)}
 header.failed .icon{background:var(--fail-soft);color:var(--fail)}
-.what{margin:0 0 16px;font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,"Liberation Mono",monospace;overflow-wrap:anywhere}
+.what{margin:0 0 16px;font-family:var(--mono);overflow-wrap:anywhere}
 dl{margin:0}
 .facts{display:flex;flex-wrap:wrap;gap:8px 36px}
 dt{color:var(--soft);font-size:12.5px}
@@ -40,10 +41,11 @@ td{padding:8px 14px 8px 0;border-bottom:1px solid var(--grid);vertical-align:top
 tr:last-child td{border-bottom:0}
 .n{text-align:right;white-space:nowrap}
 td code{font-size:13px;overflow-wrap:anywhere}
-code,pre{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,"Liberation Mono",monospace}
-pre{background:var(--ground);border:1px solid var(--line);border-radius:8px;padding:10px 14px;overflow-x:auto;font-size:13px;margin:0}
-.badge{display:inline-flex;gap:6px;align-items:center;border-radius:999px;padding:1px 10px;font-size:13px;font-weight:600;
-white-space:nowrap;background:var(--warn-soft);color:var(--warn)}
+code,pre{font-family:var(--mono)}
+pre{background:var(--ground);border:1px solid var(--line);border-radius:8px;padding:10px 14px;
+overflow-x:auto;font-size:13px;margin:0}
+.badge{display:inline-flex;gap:6px;align-items:center;border-radius:999px;padding:1px 10px;
+font-size:13px;font-weight:600;white-space:nowrap;background:var(--warn-soft);color:var(--warn)}
 .badge.passed,.badge.pass{background:var(--pass-soft);color:var(--pass)}
 .badge.failed,.badge.fail{background:var(--fail-soft);color:var(--fail)}
 .badge.not_run,.badge.skip{background:var(--grid);color:var(--soft)}
