@@ -92,7 +92,7 @@ def executed(plan: Plan, sources: Sequence[Bytes]) -> list[Bytes]:
         for rows, froms, tos, route in task.strips:
 
             def matrix(files: Sequence[Bytes], extent: Extent, at: int, width: int, rows: int = rows) -> Bytes:
-                assert 0 <= at
+                assert at >= 0
                 assert at + rows * width <= extent.nbytes
                 begin = extent.offset + at
                 return files[extent.file][begin : begin + rows * width].reshape(rows, width)

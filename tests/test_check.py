@@ -16,8 +16,9 @@ import xxhash
 from commands import Done, ok, refused, tpshard
 from weights import header_of, write_llama
 
-from tpshard import DamagedError, UsageError, merge, reshard, split, verify
+from tpshard import DamagedError, UsageError, merge, reshard, split
 from tpshard import manifest as manifests
+from tpshard.check import verify
 
 Q, K, HEAD = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.k_proj.weight", "lm_head.weight"
 SIX = [f"model-tp-{rank:02d}-of-06.safetensors" for rank in range(6)]
@@ -167,8 +168,10 @@ def test_structure_sees(kind: str, shards: Path, llama: Path, tmp_path: Path) ->
     damage, says = STRUCTURE[kind]
     damage(shards)
     report = found("structure", shards, "--against", llama, file=SIX[2], says=says)
-    assert report["levels"] == ["structure"]
-    assert any("not run" in warning for warning in report["warnings"])
+    assert {"digest", "bytes"}.isdisjoint(report["levels"])
+    by_bytes = verify(shards, against=llama)
+    assert (by_bytes.passed, by_bytes.levels) == (False, ["structure"])
+    assert any("not run" in warning and "digest, bytes" in warning for warning in by_bytes.warnings)
     for words in (("merge", shards, tmp_path / "out"), ("reshard", shards, tmp_path / "out", "--tp", 2)):
         refused(4, *words, says=(SIX[2],))
     assert not (tmp_path / "out").exists()

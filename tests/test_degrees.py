@@ -76,7 +76,10 @@ def test_degrees_are_those_that_partition_serves(found: list[Axis]) -> None:
 def test_what_is_unequal() -> None:
     assert uneven([heads, ffn, vocab], 5) == [Uneven(heads, "query", 1, 2), Uneven(ffn, "unit", 2, 3)]
     assert uneven([heads], 4) == [Uneven(heads, "query", 1, 2)]
-    assert uneven([Heads("h", 6, 3)], 2) == [Uneven(Heads("h", 6, 3), "query", 2, 4), Uneven(Heads("h", 6, 3), "kv", 1, 2)]
+    assert uneven([Heads("h", 6, 3)], 2) == [
+        Uneven(Heads("h", 6, 3), "query", 2, 4),
+        Uneven(Heads("h", 6, 3), "kv", 1, 2),
+    ]
     assert paddings([heads, ffn, vocab], 3) == [Padding(vocab, 2)]
     assert paddings([heads, ffn, vocab], 5) == []
     assert describe_uneven(Uneven(heads, "kv", 1, 2)) == "heads: 1 to 2 kv heads a rank (6 query heads over 2 kv heads)"
@@ -136,7 +139,11 @@ def test_a_model_of_which_nothing_is_cut() -> None:
 
 
 def test_huge_axes_cost_nothing() -> None:
-    many: dict[Axis, str] = {Heads("heads", 1 << 40, 1 << 40): "q", Units("ffn", 1 << 41): "up", Padded("v", 1 << 47): "e"}
+    many: dict[Axis, str] = {
+        Heads("heads", 1 << 40, 1 << 40): "q",
+        Units("ffn", 1 << 41): "up",
+        Padded("v", 1 << 47): "e",
+    }
     begun = time.process_time()
     assert equal_degrees(many) == [1 << n for n in range(13)]
     with pytest.raises(UnsupportedError):

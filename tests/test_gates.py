@@ -119,7 +119,7 @@ def report(error: float = 1e-15, **changes: Any) -> Verification:
         Measure("model.norm", "model.norm", "replicated", 1, 2e-16, None, 0.0, 1e-10, "pass"),
     ]
     verdict = LevelVerdict("forward", "passed", "zero-pad", measures, coverage=1.0)
-    made = Verification("verify", "out", "src", 2, ["forward"], True, 0, verdicts=[verdict], rank_bytes=[10, 12])
+    made = Verification("verify", "out", "src", 2, ["forward"], True, verdicts=[verdict], rank_bytes=[10, 12])
     made.versions = {"torch": "2.13.0"}
     made.hardware = {"machine": "x86_64", "processor": "P"}
     made.gates = {"compute": "fp64"}
@@ -143,7 +143,7 @@ def test_the_same_run_passes(tmp_path: Path) -> None:
 def test_an_error_that_grew_fails_only_near_its_gate(tmp_path: Path) -> None:
     assert held(tmp_path, report(9e-13)).passed  # 900 times larger, and still below a hundredth of the gate
     now = held(tmp_path, report(2e-12))
-    assert not now.passed and now.verdicts[0].verdict == "failed"
+    assert not now.passed and now.status == 1 and now.verdicts[0].verdict == "failed"
     assert now.verdicts[0].measures[0].status == "drift" and "2.00e-12" in now.findings[0].message
     assert held(tmp_path, report(7e-12), report(2e-12)).passed  # not fourfold
     assert not held(tmp_path, report(9e-12), report(2e-12)).passed
@@ -172,7 +172,7 @@ def test_shrunk_coverage_lost_points_and_changed_sizes_fail(tmp_path: Path) -> N
         {"tp_size": 4},
     ],
 )
-def test_another_machine_torch_dtype_or_degree_is_said_and_not_compared(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_another_machine_torch_dtype_or_degree_is_not_compared(tmp_path: Path, changes: dict[str, Any]) -> None:
     now = held(tmp_path, report(2e-12, **changes))
     assert now.passed and not now.baseline["compared"] and now.baseline["errors"] == 0
     assert "not compared with the baseline" in now.warnings[0]

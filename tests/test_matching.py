@@ -311,7 +311,12 @@ def test_prediction_layers_are_whole_or_absent() -> None:
 # -- names ---------------------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.one_of(st.integers(0, 10**6).map(str), st.sampled_from(["layers", "q", "w1", "h2o", "007", "-1", ""])), min_size=1))
+@given(
+    st.lists(
+        st.one_of(st.integers(0, 10**6).map(str), st.sampled_from(["layers", "q", "w1", "h2o", "007", "-1", ""])),
+        min_size=1,
+    )
+)
 def test_templates(parts: list[str]) -> None:
     template, numbers = template_of(".".join(parts))
     plain = [part for part in parts if part.isdigit() and str(int(part)) == part]
@@ -325,9 +330,17 @@ def test_rules_have_the_templates_of_their_tensors() -> None:
     assert placeholders(rule) == ("{layer}", "{expert}", "0", "{other}")
 
 
-@given(st.sampled_from(sorted(mixed_tensors())), st.lists(st.integers(0, 12), max_size=4), st.text("layers.0123#{}@", max_size=12))
+@given(
+    st.sampled_from(sorted(mixed_tensors())),
+    st.lists(st.integers(0, 12), max_size=4),
+    st.text("layers.0123#{}@", max_size=12),
+)
 def test_any_change_ends_in_a_plain_error_or_none(name: str, shape: list[int], tail: str) -> None:
-    for held in (reshaped(mixed_tensors(), name, *shape), renamed(mixed_tensors(), name, name + tail), added(mixed_tensors(), tail, *shape)):
+    for held in (
+        reshaped(mixed_tensors(), name, *shape),
+        renamed(mixed_tensors(), name, name + tail),
+        added(mixed_tensors(), tail, *shape),
+    ):
         try:
             found(mixed(), held)
         except TpshardError as error:

@@ -9,8 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpshard.errors import LayoutError, UnsupportedError, UsageError
-from tpshard.intervals import PAD, Run, clipped, joined, shifted, total, whole
-from tpshard.partition import Axis, Dim, Heads, Padded, Partition, Units, dealt, interned, partition, replicated, require
+from tpshard.intervals import PAD, Run, clipped, dealt, joined, shifted, total, whole
+from tpshard.partition import (
+    Axis,
+    Dim,
+    Heads,
+    Padded,
+    Partition,
+    Units,
+    interned,
+    partition,
+    replicated,
+    require,
+)
 
 HEADS = [(kv, group) for kv in range(1, 9) for group in range(1, 7)]
 
@@ -38,7 +49,9 @@ def test_heads_at_every_degree(kv: int, group: int) -> None:
     assert heads.parts() == kv * group
     for tp_size in range(1, heads.parts() + 1):
         query, of_kv = heads.bounds("query", tp_size), heads.bounds("kv", tp_size)
-        assert [h for start, stop in query for h in range(start, stop)] == list(range(kv * group)), "dealt once, in order"
+        assert [h for start, stop in query for h in range(start, stop)] == list(range(kv * group)), (
+            "dealt once, in order"
+        )
         assert all(stop > start for start, stop in query), "no rank without a head"
         sizes = [stop - start for start, stop in query]
         for rank, (start, stop) in enumerate(query):

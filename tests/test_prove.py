@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import kinds
 import numpy as np
 import planned
 import pytest
-import test_plan
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -33,10 +33,10 @@ def parts(source: Any, target: Any) -> Parts:
 
 def plans() -> dict[str, Parts]:
     names = ("column", "row", "gqa.qkv", "gqa.grouped", "embed", "head.t", "norm", "scalar", "empty", "packed")
-    some = {name: test_plan.CUT[name] for name in names}
+    some = {name: kinds.CUT[name] for name in names}
     one, three, four = (planned.native(some, tp_size) for tp_size in (1, 3, 4))
-    grids = [test_plan.grid_layout(2, 3), test_plan.grid_layout(4, 1)]
-    fused = test_plan.fused_layout(2)
+    grids = [kinds.grid_layout(2, 3), kinds.grid_layout(4, 1)]
+    fused = kinds.fused_layout(2)
     whole = whole_layout(fused.tensors.values())
     return {
         "split": parts(one, four),
@@ -170,7 +170,9 @@ def faulty(draw: st.DrawFn) -> Parts:
     kind = draw(st.sampled_from(["tasks"] * 8 + ["reads", "writes"]))
     if kind == "tasks":
         return plan._replace(tasks=draw(edits(plan.tasks, other_task)))
-    return plan._replace(**{kind: draw(edits(getattr(plan, kind), lambda draw, e: e._replace(nbytes=max(0, e.nbytes + draw(STEPS)))))})
+    return plan._replace(
+        **{kind: draw(edits(getattr(plan, kind), lambda draw, e: e._replace(nbytes=max(0, e.nbytes + draw(STEPS)))))}
+    )
 
 
 @settings(max_examples=1500, deadline=None)
@@ -251,7 +253,10 @@ def test_a_plan_in_bands_of_rows() -> None:
         (with_strips(HALF, LOWER, LOWER), r"twice"),
         (with_strips(STRIP._replace(rows=5)), r"a: the plan uses bytes 0:30 of a tensor of 24 bytes"),
         (with_strips(HALF, LOWER._replace(targets=(Span(0, 15, 8), Span(1, 4, 2)))), r"begin inside|written"),
-        (with_strips(HALF, LOWER._replace(targets=(Span(0, 16, 8), Span(1, 400, 2)))), r"d: the plan uses bytes 400:404"),
+        (
+            with_strips(HALF, LOWER._replace(targets=(Span(0, 16, 8), Span(1, 400, 2)))),
+            r"d: the plan uses bytes 400:404",
+        ),
         (WHOLE._replace(tasks=WHOLE.tasks * 2), r"a is read by 2 tasks"),
         (WHOLE._replace(tasks=()), r"a is read by 0 tasks"),
         (WHOLE._replace(tasks=(WHOLE.tasks[0]._replace(writes=(0,)),)), r"d is written by 0 tasks"),
@@ -271,7 +276,9 @@ def test_a_task_that_uses_what_another_lists() -> None:
     second = Task("b", (Strip(1, (Span(1, 0, 4),), (Span(1, 0, 4),), Route((Copy(0, 0, 0, 0, 4),))),), (1,), (1,))
     extents = (Extent("a", 0, 0, 4), Extent("b", 0, 4, 4))
     prove((first, second), extents, extents)
-    both = first.strips[0]._replace(targets=(Span(0, 0, 4), Span(1, 0, 4)), route=Route((Copy(0, 0, 0, 0, 4), Copy(0, 0, 1, 0, 4))))
+    both = first.strips[0]._replace(
+        targets=(Span(0, 0, 4), Span(1, 0, 4)), route=Route((Copy(0, 0, 0, 0, 4), Copy(0, 0, 1, 0, 4)))
+    )
     with pytest.raises(LayoutError, match="a: target 1 is used and not listed"):
         prove((first._replace(strips=(both,)), second), extents, extents)
     # Tasks of one geometry are proven once: the second must not pass because the first did.
@@ -293,4 +300,8 @@ def test_equal_geometries_of_other_sizes_are_not_taken_for_one() -> None:
 def test_empty_tensors() -> None:
     nothing = (Extent("a", 0, 0, 0),)
     prove((Task("a", (), (0,), (0,)),), nothing, nothing)
-    prove((Task("a", (Strip(0, (Span(0, 0, 4),), (Span(0, 0, 4),), Route((Copy(0, 0, 0, 0, 4),))),), (0,), (0,)),), nothing, nothing)
+    prove(
+        (Task("a", (Strip(0, (Span(0, 0, 4),), (Span(0, 0, 4),), Route((Copy(0, 0, 0, 0, 4),))),), (0,), (0,)),),
+        nothing,
+        nothing,
+    )

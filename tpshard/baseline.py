@@ -142,7 +142,7 @@ def compare(report: Verification, path: str | os.PathLike[str], baseline: Mappin
     told["drifts"] = len(drifts)
     report.findings += drifts
     if drifts:
-        report.passed = False
+        report.passed, report.status = False, 1
 
 
 def _drifts(verdict: LevelVerdict, stored: Mapping[str, Any], name: str) -> Iterator[Finding]:

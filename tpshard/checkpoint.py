@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from .collection import uncollected
 from .degrees import axes_of
 from .errors import DamagedError, UnsupportedError
 from .header import WeightsFile, build_header
 from .layout import Layout, whole_layout
-from .manifest import Note, SourceFile
+from .manifest import Note
 from .matching import Logical, Matched, match
 from .partition import Axis
 from .plan import Placed, PlacedFile
 from .registry import family_of, table_for
 from .routing import Extent
 from .source import Source, open_source
+from .sourcefiles import SourceFile
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Checkpoint:
         return found
 
 
+@uncollected()
 def open_checkpoint(path: str | os.PathLike[str], *, copy_unknown: bool = False) -> Checkpoint:
     """Open a source and match all its tensors against the table of its family.
 
@@ -101,6 +104,7 @@ def _tie_warnings(matched: Matched, source: Source) -> list[str]:
     ]
 
 
+@uncollected()
 def place_source(source: Source) -> Placed:
     """The layout of the source's files: every tensor whole, where it lies; stale copies left out."""
     tensors: list[Logical] = []

@@ -11,36 +11,17 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import click
 
+from .cliparts import F, drop_stdout, json_option, moving_options, options_of, show, size
 from .cliverify import judging, run_of, settings_of, verify
 from .errors import NotProvenError, StorageError, TpshardError, UnsupportedError, UsageError
 
-if TYPE_CHECKING:
-    from .options import Options
-    from .reports import Report
-
-F = TypeVar("F", bound=Callable[..., Any])
-_SIZES = {"": 1} | {
-    unit + suffix: base**power
-    for power, unit in enumerate("KMGT", 1)
-    for suffix, base in (("", 1000), ("I", 1024))
-}  # fmt: skip
 _MOST_DEGREES = 4096
 _ARROW = re.compile(r"(\d{1,18})\s*(?:->|→)\s*(\d{1,18})", re.ASCII)
 _HALF_ARROW = re.compile(r"\d{1,18}-", re.ASCII)
-
-
-def size(value: object) -> int:
-    """Bytes, as 500MB (10**6) or 64MiB (2**20)."""
-    found = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([KMGT]I?)?B?\s*", str(value).upper(), re.ASCII)
-    if found is None:
-        raise click.BadParameter(f"{value!r} is no size; write it as 500MB or 64MiB")
-    return int(float(found[1]) * _SIZES[found[2] or ""])
 
 
 def degrees(value: object) -> list[int]:
@@ -55,27 +36,11 @@ def degrees(value: object) -> list[int]:
     return out
 
 
-def _json(function: F) -> F:
-    return click.option("--json", "as_json", is_flag=True, help="Print the report as JSON on stdout.")(function)
-
-
 def _unknown(function: F) -> F:
     return click.option(
         "--copy-unknown", is_flag=True,
         help="Keep tensors that no rule knows whole on every rank; the report lists them.",
     )(function)  # fmt: skip
-
-
-def _moving(function: F) -> F:
-    """Options of everything that moves bytes."""
-    for option in reversed(
-        (
-            click.option("--threads", type=int, metavar="N", help="Threads that move bytes [default: 2 to 4]."),
-            click.option("--max-memory", type=size, help="Bound for the buffers of all threads together."),
-        )
-    ):
-        function = option(function)
-    return function
 
 
 def _writing(function: F) -> F:
@@ -88,7 +53,7 @@ def _writing(function: F) -> F:
         )
     ):
         function = option(function)
-    return _moving(function)
+    return moving_options(function)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -100,12 +65,12 @@ def cli() -> None:
 @cli.command()
 @click.argument("path")
 @_unknown
-@_json
+@json_option
 def inspect(path: str, copy_unknown: bool, as_json: bool) -> None:
     """Say what PATH is (a checkpoint, a hub id, or shards) and which degrees it takes."""
     from .survey import inspect as survey
 
-    _print(survey(path, copy_unknown=copy_unknown), as_json)
+    show(survey(path, copy_unknown=copy_unknown), as_json)
 
 
 @cli.command()
@@ -113,13 +78,13 @@ def inspect(path: str, copy_unknown: bool, as_json: bool) -> None:
 @click.option("--tp", "tp_sizes", type=degrees, required=True, help="Degrees: 2,4,8 or 1-9.")
 @click.option("--even", is_flag=True, help="Count only equal ranks as possible.")
 @_unknown
-@_json
+@json_option
 def plan(path: str, tp_sizes: list[int], even: bool, copy_unknown: bool, as_json: bool) -> None:
     """Say what each degree would cost and give, before anything is written."""
     from .survey import plan as survey
 
     report = survey(path, tp_sizes, even=even, copy_unknown=copy_unknown)
-    _print(report, as_json)
+    show(report, as_json)
     if not any(degree.possible for degree in report.degrees):
         raise UnsupportedError(report.degrees[0].reason)
 
@@ -143,7 +108,7 @@ def plan(path: str, tp_sizes: list[int], even: bool, copy_unknown: bool, as_json
 @click.option("--keep-failed", is_flag=True, help="Keep what --verify refused, as OUT.tpshard-failed.")
 @click.option("--card/--no-card", default=True, help="With --verify: write tpshard-verification.json into OUT.")
 @_writing
-@_json
+@json_option
 def split(
     source: str, output: str, tp_size: int, even: bool, max_file_size: int, digest: str, copy_unknown: bool,
     levels: tuple[str, ...], compute: str | None, mode: str | None, tokens: int | None, min_coverage: float | None,
@@ -151,12 +116,12 @@ def split(
     **moving: Any,
 ) -> None:  # fmt: skip
     """Cut the checkpoint SRC (a directory or hub id[@revision]) into one file a rank."""
-    options = _options(moving, algorithm="" if digest == "none" else digest)
+    options = options_of(moving, algorithm="" if digest == "none" else digest)
     how: dict[str, Any] = {"even": even, "copy_unknown": copy_unknown, "max_file_bytes": max_file_size}
     if not levels:
         from .convert import split as convert
 
-        _print(convert(source, output, tp_size, options=options, **how), as_json)
+        show(convert(source, output, tp_size, options=options, **how), as_json)
         return
     from .gated import gated_split
 
@@ -167,9 +132,9 @@ def split(
             run=run_of(device, trust_remote_code), keep_failed=keep_failed, card=card, **how,
         )  # fmt: skip
     except NotProvenError as error:
-        _print(error.report, as_json)
+        show(error.report, as_json)
         raise
-    _print(report, as_json)
+    show(report, as_json)
 
 
 @cli.command()
@@ -178,7 +143,7 @@ def split(
 @click.option("--even", is_flag=True, help="Refuse a degree that gives unequal ranks.")
 @click.option("--max-file-size", type=size, help="Number a rank's file into parts of at most this size.")
 @_writing
-@_json
+@json_option
 def reshard(
     words: tuple[str, ...], tp_size: int | None, even: bool, max_file_size: int | None, as_json: bool, **moving: Any
 ) -> None:
@@ -199,9 +164,9 @@ def reshard(
 
     report = convert(
         words[0], words[1], tp_size, even=even, max_file_bytes=max_file_size, from_tp_size=from_tp_size,
-        options=_options(moving),
+        options=options_of(moving),
     )  # fmt: skip
-    _print(report, as_json)
+    show(report, as_json)
 
 
 def _explain_redirection(words: tuple[str, ...]) -> None:
@@ -229,12 +194,12 @@ def _explain_redirection(words: tuple[str, ...]) -> None:
     "--max-file-size", type=size, help="Pack the tensors anew into files of at most this size, with a new index."
 )
 @_writing
-@_json
+@json_option
 def merge(shards: str, output: str, max_file_size: int | None, as_json: bool, **moving: Any) -> None:
     """Join the shards SRC to the checkpoint they were cut from: the original files, byte for byte."""
     from .convert import merge as convert
 
-    _print(convert(shards, output, repack_bytes=max_file_size, options=_options(moving)), as_json)
+    show(convert(shards, output, repack_bytes=max_file_size, options=options_of(moving)), as_json)
 
 
 cli.add_command(verify)
@@ -242,76 +207,25 @@ cli.add_command(verify)
 
 @cli.command("list")
 @click.argument("what", type=click.Choice(["families", "engines"]))
-@_json
+@json_option
 def list_(what: str, as_json: bool) -> None:
     """List the families that have a table, or the engines that have a layout."""
     from .survey import listing
 
-    _print(listing(what), as_json)
+    show(listing(what), as_json)
 
 
 @cli.command()
 @click.option("--keep", metavar="DIR", help="Make the files in DIR and keep them [default: a temporary directory].")
-@_json
+@json_option
 def demo(keep: str | None, as_json: bool) -> None:
     """Make a tiny model on the spot, split it, reshard it, merge it, and prove the merge equal."""
     from .demonstration import demo as run
 
     report = run(keep)
-    _print(report, as_json)
+    show(report, as_json)
     if not report.passed:
         sys.exit(1)
-
-
-def _options(moving: dict[str, Any], **more: Any) -> Options:
-    from .options import Options
-
-    return Options(note=_note, progress=_progress if sys.stderr.isatty() else None, **moving, **more)
-
-
-def _note(message: str) -> None:
-    click.echo(f"note: {message}", err=True)
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    from tqdm import tqdm
-
-    with tqdm(total=total, unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr) as bar:
-
-        def advance(done: int) -> None:
-            bar.update(done)
-
-        yield advance
-
-
-def _print(report: Report, as_json: bool) -> None:
-    if as_json:
-        import json
-
-        text = json.dumps(report.as_json(), indent=1)
-    else:
-        from .report import render
-
-        text = render(report)
-    encoding = sys.stdout.encoding or "utf-8"
-    try:
-        click.echo(text.encode(encoding, "backslashreplace").decode(encoding))
-    except BrokenPipeError:  # the reader of stdout has gone, which changes nothing about what was done
-        _drop_stdout()
-    except OSError as error:
-        _drop_stdout()
-        raise StorageError(f"stdout: writing the report failed: {error.strerror or error}") from None
-
-
-def _drop_stdout() -> None:
-    """Have what is still buffered for stdout go nowhere, or the interpreter would complain at its end."""
-    try:
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())
-        os.close(null)
-    except (OSError, ValueError):
-        return
 
 
 def main(args: list[str] | None = None) -> None:
@@ -336,7 +250,7 @@ def run(args: list[str] | None = None) -> int:
     except TpshardError as error:
         return _say(f"error: {error}", error.exit_status)
     except BrokenPipeError:
-        _drop_stdout()
+        drop_stdout()
         return 0
     except OSError as error:
         return _say(f"error: {error.filename or 'I/O'}: {error.strerror or error}", StorageError.exit_status)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
+from .cliparts import F, json_option, options_of, show, size
 from .errors import UsageError
 
 if TYPE_CHECKING:
     from .gates import Settings
     from .reports import Verification
     from .verification import Run
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 LEVELS_HELP = (
     "structure, digest, bytes, plan, twin, forward, backward or runtime; or quick (structure, plan), standard "
@@ -93,13 +91,13 @@ def run_of(device: str, trust_remote_code: bool, text: str | None = None) -> Run
 @click.option("--html", metavar="FILE", help="Write it as one self-contained HTML page.")
 @click.option("--card/--no-card", default=False, help="Write tpshard-verification.json into SHARDS.")
 @click.option("--threads", type=int, metavar="N", help="Threads that read bytes [default: 2 to 4].")
-@click.option("--max-memory", metavar="SIZE", help="Bound for buffers, and for the weights held at a time.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON on stdout.")
+@click.option("--max-memory", type=size, help="Bound for buffers, and for the weights held at a time.")
+@json_option
 def verify(
     words: tuple[str, ...], against: str | None, levels: tuple[str, ...], compute: str | None, mode: str | None,
     tokens: int | None, min_coverage: float | None, device: str, trust_remote_code: bool, gates_file: str | None,
     text: str | None, baseline: str | None, write_baseline: str | None, card: bool, as_json: bool,
-    threads: int | None, max_memory: str | None, **files: str | None,
+    threads: int | None, max_memory: int | None, **files: str | None,
 ) -> None:  # fmt: skip
     """Check SHARDS: headers, digests, the plan; against SRC every byte; and run the ranks as a model.
 
@@ -113,12 +111,11 @@ def verify(
     else:
         raise UsageError("verify takes one directory of shards: tpshard verify SHARDS --against SRC")
     from . import baseline as baselines
-    from .cli import _options, _print, size
     from .verification import verify as check
 
     settings = settings_of(gates_file, compute=compute, mode=mode, tokens=tokens, min_coverage=min_coverage)
     stored = None if baseline is None else baselines.read_baseline(baseline)
-    options = _options({"threads": threads, "max_memory": None if max_memory is None else size(max_memory)})
+    options = options_of({"threads": threads, "max_memory": max_memory})
     report = check(
         shards, against=against, levels=levels or None, options=options, settings=settings,
         run=run_of(device, trust_remote_code, text),
@@ -126,7 +123,7 @@ def verify(
     if baseline is not None and stored is not None:
         baselines.compare(report, baseline, stored)
     write_outputs(report, shards, card=card, **files)
-    _print(report, as_json)
+    show(report, as_json)
     if write_baseline is not None:
         if report.passed:
             baselines.write_baseline(write_baseline, report)

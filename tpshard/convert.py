@@ -20,7 +20,7 @@ from .errors import DamagedError, UsageError
 from .execute import Outcome
 from .layout import cut_layout, whole_layout
 from .listing import shown
-from .manifest import Manifest, Origin, RankFile, SideFile, reread
+from .manifest import Manifest, Origin, RankFile, SideFile
 from .options import DEFAULTS, Options
 from .output import Ending, Job, make
 from .partition import Axis
@@ -29,6 +29,7 @@ from .plan import Plan, build_plan
 from .reports import Conversion
 from .shards import Shards, given_path, open_shards
 from .sidefiles import changed_sides
+from .sourcefiles import reread
 
 __all__ = ["Options", "merge", "reshard", "split"]
 

@@ -58,9 +58,7 @@ def uneven(axes: Iterable[Axis], tp_size: int) -> list[Uneven]:
     for axis in axes:
         padding = axis.padding(tp_size)
         for view in axis.views():
-            sizes = [
-                stop - start + pad for (start, stop), pad in zip(axis.bounds(view, tp_size), padding, strict=True)
-            ]
+            sizes = [stop - start + pad for (start, stop), pad in zip(axis.bounds(view, tp_size), padding, strict=True)]
             if min(sizes) != max(sizes):
                 out.append(Uneven(axis, view, min(sizes), max(sizes)))
     return out

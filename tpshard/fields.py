@@ -20,7 +20,8 @@ class Fields:
 
     def wrong(self, why: str) -> NoReturn:
         """Raise DamagedError about this value."""
-        raise DamagedError(f"{self.where:.500} {why if len(why) <= _LONGEST else why[:_LONGEST] + '...'}; {self.remedy}")
+        why = why if len(why) <= _LONGEST else why[:_LONGEST] + "..."
+        raise DamagedError(f"{self.where:.500} {why}; {self.remedy}")
 
     def __getitem__(self, key: str | int) -> Fields:
         if isinstance(key, int):

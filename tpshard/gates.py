@@ -28,7 +28,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NoReturn
 
 from .errors import StorageError, UsageError
 from .listing import shown
@@ -215,12 +215,12 @@ class _Reader:
     def _number(self, key: str, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
             self._wrong(key, value, "a number from 0")
-        return float(value)  # type: ignore[arg-type]
+        return float(value)
 
     def _choice(self, key: str, value: object, known: Sequence[str]) -> str:
         if value not in known:
             self._wrong(key, value, f"one of {', '.join(known)}")
         return str(value)
 
-    def _wrong(self, key: str, value: object, wanted: str) -> None:
+    def _wrong(self, key: str, value: object, wanted: str) -> NoReturn:
         raise UsageError(f"{self.name}: {key} is {value!r:.80}, and must be {wanted}")

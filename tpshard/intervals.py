@@ -7,6 +7,7 @@ the value: a rank that stores ``[Q;K;V]`` holds its three runs in that order.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import NamedTuple
 
 PAD = -1
@@ -24,6 +25,7 @@ class Run(NamedTuple):
 
 
 Runs = tuple[Run, ...]
+Bounds = tuple[int, int]  # units [start, stop) of one rank
 
 
 def joined(runs: Iterable[Run]) -> Runs:
@@ -60,3 +62,10 @@ def clipped(run: Run, start: int, stop: int) -> Run:
     """The part of a (non-padding) run that lies in ``[start, stop)``; length 0 where there is none."""
     low, high = max(run.start, start), min(run.start + run.length, stop)
     return Run(low, max(0, high - low))
+
+
+def dealt(units: int, tp_size: int) -> tuple[Bounds, ...]:
+    """``units`` dealt in order to ``tp_size`` ranks; the first ``units % tp_size`` ranks get one more."""
+    base, extra = divmod(units, tp_size)
+    cuts = [rank * base + min(rank, extra) for rank in range(tp_size + 1)]
+    return tuple(pairwise(cuts))

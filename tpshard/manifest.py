@@ -7,35 +7,33 @@ every rank, so that no algebra is needed to read the files. Format version 1; a 
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
-import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from . import sourcefiles
+from .collection import uncollected
 from .degrees import axes_of
 from .digest import ALGORITHMS
 from .dimtext import axis_fields, dim_texts, parse_axis, parse_dim, runs_text
 from .errors import DamagedError, LayoutError, UnsupportedError
 from .fields import Fields
-from .header import Frame, WeightsFile, frame_reader, read_header
 from .layout import Layout, cut_layout
 from .matching import Logical
 from .partition import Axis, Dim, partition, replicated
+from .sourcefiles import SourceFile, packed, parse_source_files, plain_name, reread, unpacked
 from .strictjson import parse_object
 from .table import template_of
-from .torchfile import read_torch
 
 NAME = "tpshard.json"
 FORMAT = "tpshard"
 VERSION = 1
 LARGEST = 1 << 30  # bytes of a manifest; 10,000 tensors on 64 ranks take about 30 MB
-LARGEST_FRAME = 1 << 28  # bytes of all headers of a source together
-LARGEST_CUTS = 1 << 22  # segments of all dimensions, on every rank; a model of 200 kinds of tensors on 64 ranks has 50,000
+LARGEST_CUTS = 1 << 22  # segments of all dimensions on all ranks; 200 kinds of tensors on 64 ranks have some 50,000
 _CutNumbers = tuple[int | None, ...]  # by dimension: its number in the manifest's list, None where it is kept whole
 
 _CHECKSUM = "checksum"
@@ -48,20 +46,6 @@ class Note:
 
     role: str
     text: str = ""
-
-
-@dataclass(frozen=True)
-class SourceFile:
-    """A weights file of the source: every byte of it that is not tensor data is kept in ``frame``.
-
-    ``rebuilt`` marks a file whose header was written anew because it also held a stale tensor.
-    """
-
-    name: str
-    size: int
-    format: str
-    frame: Frame
-    rebuilt: bool = False
 
 
 @dataclass(frozen=True)
@@ -134,6 +118,7 @@ class Manifest:
         return self.origin.content(self.tensors)
 
 
+@uncollected()
 def dumped(manifest: Manifest) -> bytes:
     """The manifest as sorted UTF-8 JSON, one entry of the long lists a line."""
     axes = list(axes_of(manifest.dims))
@@ -146,8 +131,10 @@ def dumped(manifest: Manifest) -> bytes:
         if id(dims) not in cuts:
             cuts[id(dims)] = tuple([numbered.setdefault(dim, len(numbered)) if dim.axes else None for dim in dims])
     origin = manifest.origin
-    if sum(len(data) for file in origin.files for _, data in file.frame) > LARGEST_FRAME:
-        raise UnsupportedError(f"the headers of the source have more than {LARGEST_FRAME} bytes, too many to keep")
+    if sum(len(data) for file in origin.files for _, data in file.frame) > sourcefiles.LARGEST_FRAME:
+        raise UnsupportedError(
+            f"the headers of the source have more than {sourcefiles.LARGEST_FRAME} bytes, too many to keep"
+        )
     document: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -172,22 +159,20 @@ def dumped(manifest: Manifest) -> bytes:
         "source": {
             "label": origin.label,
             "digests": list(origin.digests),
-            "index": None if origin.index is None else {"name": origin.index[0], "bytes": _packed(origin.index[1])},
+            "index": None if origin.index is None else {"name": origin.index[0], "bytes": packed(origin.index[1])},
             "files": [
                 {
                     "name": file.name,
                     "size": file.size,
                     "format": file.format,
                     "rebuilt": file.rebuilt,
-                    "frame": [{"at": at, "bytes": _packed(data)} for at, data in file.frame],
+                    "frame": [{"at": at, "bytes": packed(data)} for at, data in file.frame],
                 }
                 for file in origin.files
             ],
         },
         "side_files": [{"path": f.path, "size": f.size, "sha256": f.sha256} for f in manifest.side_files],
-        "files": [
-            {"name": f.name, "rank": f.rank, "size": f.size, "digests": list(f.digests)} for f in manifest.files
-        ],
+        "files": [{"name": f.name, "rank": f.rank, "size": f.size, "digests": list(f.digests)} for f in manifest.files],
     }
     document[_CHECKSUM] = _checksum(document)
     return _lines(document).encode("utf-8")
@@ -230,10 +215,6 @@ def _tensor_groups(manifest: Manifest, cuts: Mapping[int, _CutNumbers]) -> list[
     ]
 
 
-def _packed(data: bytes) -> str:
-    return base64.b64encode(zlib.compress(data, 6)).decode("ascii")
-
-
 def _lines(document: Mapping[str, Any]) -> str:
     """Sorted JSON with a line for each top-level member and each entry of a list of objects."""
 
@@ -251,6 +232,7 @@ def _lines(document: Mapping[str, Any]) -> str:
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
+@uncollected()
 def parsed(raw: bytes, where: str) -> Manifest:
     """Read a manifest back and check that it agrees with itself.
 
@@ -278,7 +260,7 @@ def _parsed(document: Fields) -> Manifest:
     tp_size = document["tp_size"].whole(1, 1 << 20)
     rank_files = _rank_files(document["files"], tp_size)
     source = document["source"]
-    files = _source_files(source["files"])
+    files = parse_source_files(source["files"])
     try:
         kept = [reread(file, document.where) for file in files]
     except (DamagedError, UnsupportedError) as error:
@@ -301,7 +283,9 @@ def _parsed(document: Fields) -> Manifest:
             document["family"].text(),
             document["config_sha256"].text(),
             files,
-            None if index.value is None else (plain_name(index["name"]), _unpacked(index["bytes"], LARGEST_FRAME)),
+            None
+            if index.value is None
+            else (plain_name(index["name"]), unpacked(index["bytes"], sourcefiles.LARGEST_FRAME)),
             tuple(source["digests"].texts()),
         ),
         tuple(
@@ -395,51 +379,3 @@ def _dims_of(
 def numbered_at(item: Fields, numbered: Sequence[Dim]) -> Dim:
     """The dimension with the number that the field gives."""
     return numbered[item.whole(0, len(numbered) - 1)]
-
-
-def _source_files(item: Fields) -> tuple[SourceFile, ...]:
-    files: list[SourceFile] = []
-    left = LARGEST_FRAME
-    for file in item.items():
-        size = file["size"].whole()
-        frame: list[tuple[int, bytes]] = []
-        for part in file["frame"].items():
-            data = _unpacked(part["bytes"], min(size, left))
-            left -= len(data)
-            frame.append((part["at"].whole(0, size), data))
-        name, form = plain_name(file["name"]), file["format"].text()
-        files.append(SourceFile(name, size, form, tuple(frame), file["rebuilt"].flag()))
-    return tuple(files)
-
-
-def _unpacked(item: Fields, limit: int) -> bytes:
-    """The bytes of a packed field, never more than ``limit`` however they were packed."""
-    try:
-        inflate = zlib.decompressobj()
-        data = inflate.decompress(base64.b64decode(item.text(), validate=True), limit + 1)
-    except (ValueError, zlib.error):
-        item.wrong("does not unpack")
-    if len(data) > limit or not inflate.eof:
-        item.wrong(f"unpacks to more than {limit} bytes")
-    return data
-
-
-def plain_name(item: Fields) -> str:
-    """A relative path that stays inside the directory."""
-    name = item.text()
-    parts = name.split("/")
-    if not name or "\\" in name or "\0" in name or any(part in ("", ".", "..") for part in parts):
-        item.wrong(f"is {name[:80]!r}, not a plain path inside the directory")
-    return name
-
-
-def reread(file: SourceFile, where: str) -> WeightsFile:
-    """Parse a source file's header again, from the bytes that the manifest keeps of it.
-
-    Raises:
-        DamagedError: the bytes are not those of a weights file.
-    """
-    reader = {"safetensors": read_header, "torch": read_torch}.get(file.format)
-    if reader is None:
-        raise DamagedError(f"{where}: source file {file.name} has the unknown format {file.format!r:.80}; {_AGAIN}")
-    return reader(frame_reader(file.frame, file.name), file.size, file.name)

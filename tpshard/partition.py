@@ -11,22 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import pairwise
 from math import gcd
 from typing import NamedTuple, TypeAlias
 
 from .errors import LayoutError, UnsupportedError, UsageError
-from .intervals import PAD, Run, Runs, joined, total, whole
+from .intervals import PAD, Bounds, Run, Runs, dealt, joined, total, whole
 
 MOST_GROUPS = 2**14  # a guard against hostile configs: models have at most a few hundred
-Bounds = tuple[int, int]  # units [start, stop) of one rank
-
-
-def dealt(units: int, tp_size: int) -> tuple[Bounds, ...]:
-    """``units`` dealt in order to ``tp_size`` ranks; the first ``units % tp_size`` ranks get one more."""
-    base, extra = divmod(units, tp_size)
-    cuts = [rank * base + min(rank, extra) for rank in range(tp_size + 1)]
-    return tuple(pairwise(cuts))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from .collection import uncollected
 from .errors import DamagedError
 from .header import WeightsFile, build_header
 from .layout import Layout
@@ -46,6 +47,7 @@ def rank_metadata(rank: int, tp_size: int, layout: str, content: str) -> dict[st
     }
 
 
+@uncollected()
 def place_native(layout: Layout, max_file_bytes: int = 0) -> Headed:
     """One file a rank, in numbered parts where ``max_file_bytes`` is not 0.
 
@@ -157,6 +159,7 @@ def place_repacked(layout: Layout, max_file_bytes: int) -> Headed:
     return Headed(Placed(layout, tuple(files), tuple(extents)), tuple(headers))
 
 
+@uncollected()
 def place_opened(layout: Layout, files: Sequence[tuple[WeightsFile, int]]) -> Placed:
     """The layout where files that exist already hold it: ``files`` are (file, rank).
 
@@ -186,4 +189,3 @@ def place_opened(layout: Layout, files: Sequence[tuple[WeightsFile, int]]) -> Pl
                 raise DamagedError(f"{stored.name} is missing from the files of rank {rank}; copy them again")
     placed = tuple(PlacedFile(file.name, file.size, rank) for file, rank in files)
     return Placed(layout, placed, tuple(map(tuple, extents)))
-

@@ -15,6 +15,7 @@ from functools import cached_property, lru_cache
 from math import prod
 from typing import NamedTuple
 
+from .collection import uncollected
 from .errors import LayoutError
 from .header import DTYPE_BITS
 from .join import Holder, StripShape, holders_of, joined_strips
@@ -117,6 +118,7 @@ class _Join(NamedTuple):
 _Pieces = Sequence[tuple[int, int]]  # (stored tensor, piece of it) that hold one logical tensor
 
 
+@uncollected()
 def build_plan(source: Placed, target: Placed) -> Plan:
     """Join two placed layouts of the same logical tensors, and prove the result.
 

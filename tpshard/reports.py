@@ -85,7 +85,6 @@ class Verification(Report):
     tp_size: int
     levels: list[str] = field(default_factory=list)
     passed: bool = False
-    status: int = 1  # the exit status that is due
     findings: list[Finding] = field(default_factory=list)
     files_checked: int = 0
     tensors_checked: int = 0
@@ -97,6 +96,7 @@ class Verification(Report):
     hardware: dict[str, str] = field(default_factory=dict)
     command: list[str] = field(default_factory=list)
     rank_bytes: list[int] = field(default_factory=list)  # of tensors, by rank
+    status: int = 1  # the exit status that is due
     baseline: dict[str, Any] = field(default_factory=dict)  # what a baseline was compared with, if one was given
 
 
@@ -190,3 +190,51 @@ class Demonstration(Report):
     passed: bool = False
     steps: list[Step] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
+
+
+@dataclass
+class Fault:
+    """A fault that the self-test planted, and who saw it.
+
+    Args:
+        kind: ``resealed`` (digests made to fit), ``unsealed``, ``plan`` (cut consistently by a wrong
+            plan), or ``equivalent`` (the same model in other bytes, about which nothing may be said).
+        way: how ranks were run.
+        levels: levels that saw it; ``refused`` where a clear error came instead of a verdict.
+        expected: patterns of the points that may fail.
+        point: the worst of those that did, with its error and gate.
+        caught: seen by every level that must, and at its place.
+    """
+
+    name: str
+    says: str
+    kind: str
+    family: str
+    tp_size: int
+    way: str
+    levels: list[str] = field(default_factory=list)
+    expected: list[str] = field(default_factory=list)
+    point: str = ""
+    error: float = 0.0
+    gate: float = 0.0
+    caught: bool = False
+    note: str = ""
+    seconds: float = 0.0
+
+
+@dataclass
+class SelfTest(Report):
+    """What ``selftest`` planted and who saw it: passed only if every fault was caught and no good run alarmed."""
+
+    passed: bool = False
+    quick: bool = False
+    families: list[str] = field(default_factory=list)
+    kinds: int = 0  # different faults, equivalents left out
+    planted: int = 0
+    caught: int = 0
+    good_runs: int = 0
+    alarms: list[str] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    untried: list[str] = field(default_factory=list)  # faults that had no place in the families that were run
+    versions: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0

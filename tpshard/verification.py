@@ -31,7 +31,7 @@ from .source import Source, open_source
 from .verdicts import FAILED, NOT_RUN, PASSED, SOURCE_NAN, UNSUPPORTED, LevelVerdict
 
 NUMERIC = ("twin", "forward", "backward", "runtime")
-NEED_SOURCE = ("bytes", "forward", "backward", "runtime")
+NEED_SOURCE = ("bytes", "forward", "runtime")  # twin needs none, backward runs on the twin without
 
 
 @dataclass(frozen=True)

@@ -37,11 +37,12 @@ class Batch:
         probes: sequences of the probe.
         vocabulary: number of token ids.
         ulp: the relative size of the free rows' movement in the reference.
+        text: token ids of the main and free rows, in place of made-up ones.
     """
 
-    def __init__(self, tokens: int, probes: int, vocabulary: int, seed: int, ulp: float) -> None:
+    def __init__(self, tokens: int, probes: int, vocabulary: int, seed: int, ulp: float, text: torch.Tensor | None = None) -> None:
         self.tokens, self.probes, self.vocabulary, self.seed, self.ulp = tokens, probes, vocabulary, seed, ulp
-        self.rows = 2 + probes
+        self.rows, self.text = 2 + probes, text
         self.cotangents = torch.Generator().manual_seed(seed + 1)
 
     def ids(self) -> torch.Tensor:
@@ -51,6 +52,8 @@ class Batch:
         chance = torch.randint(0, self.vocabulary, (self.tokens,), generator=generator)
         main = torch.where(torch.arange(self.tokens) % 2 == 0, spread, chance)
         main[-1] = self.vocabulary - 1
+        if self.text is not None:
+            main = self.text
         probe = torch.randint(0, self.vocabulary, (self.probes, self.tokens), generator=generator)
         return torch.cat([main[None], main[None], probe])
 

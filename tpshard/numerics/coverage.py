@@ -21,6 +21,12 @@ class Coverage:
         self._leaves: list[tuple[str, torch.Tensor, int]] = []
         self._points = 0
 
+    def divide(self, name: str, experts: int) -> None:
+        """Count the parameter an expert at a time, under ``name[0]``, ``name[1]``, ..."""
+        size = self.sizes.pop(name, None)
+        if size is not None:
+            self.sizes.update({f"{name}[{expert}]": size // experts for expert in range(experts)})
+
     def full(self, name: str) -> None:
         """All of the parameter was reached."""
         self._reached[name] = None

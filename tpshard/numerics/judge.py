@@ -69,6 +69,7 @@ class Judge:
         self.points, self.batch, self.compute, self.gate_of = points, batch, compute, gate_of
         self.ledger = Ledger()
         self.outputs: tuple[torch.Tensor, torch.Tensor] | None = None  # reference's and ranks' free rows
+        self.is_causal = False  # whether the model gave logits
         self._visits: dict[str, int] = {}
         self._narrowed = False
 
@@ -170,6 +171,7 @@ class Judge:
 
     def _end(self, arrivals: list[Arrival]) -> list[Any]:
         reference = arrivals[0].values[0]
+        self.is_causal = arrivals[0].kind == "logits"
         shares = self.batch.parts(reference)
         point = Point(arrivals[0].kind if arrivals[0].kind == "logits" else "last_hidden_state", "logits")
         for rank, arrival in enumerate(arrivals[1:]):

@@ -35,6 +35,7 @@ class LocalParticipant(Participant):
     """A rank that holds nothing but what it stores. Its skeleton has been through :func:`.localshapes.localise`."""
 
     matrix = LocalMatrix
+    as_stored = True
 
     def fetch(self, name: str) -> torch.Tensor:
         """A tensor as it is stored; zero where it does not count."""

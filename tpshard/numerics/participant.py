@@ -13,11 +13,12 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .bank import Bank, expert_recipe
 from .batch import Batch
 from .coverage import Coverage
 from .lockstep import Group
 from .points import Point
-from .skeleton import Skeleton
+from .skeleton import Recipe, Skeleton
 from .stores import Part, Store
 from .streamed import StreamedMatrix, product
 
@@ -42,6 +43,7 @@ class Participant:
     """
 
     matrix = StreamedMatrix
+    as_stored = False  # whether tensors keep the shape in which they are stored
 
     def __init__(
         self,
@@ -66,8 +68,10 @@ class Participant:
         self.shapes = shapes
         self.digests: dict[str, str] = {}
         self._live: dict[str, torch.Tensor] = {}
+        self._banks: dict[str, list[Recipe] | None] = {}
+        self._find_banks()
         self._running = False
-        self._casts = _Casts(compute) if number == 0 else None
+        self._casts = Casts(compute) if number == 0 else None
         self._place()
 
     # -- tensors --------------------------------------------------------------------------------
@@ -100,7 +104,7 @@ class Participant:
             return torch.zeros_like(value)
         return value
 
-    def load(self, parameter: str) -> torch.Tensor | None:
+    def load(self, parameter: str) -> Any:
         """What the model's code gets for a parameter or stored buffer; None: what it has."""
         if not self._running:
             return None
@@ -110,12 +114,49 @@ class Participant:
             recipe = self.skeleton.recipe_of(parameter)
             if recipe is None:
                 return None
+            if parameter in self._banks:
+                return self._bank(parameter)
             for target, value in recipe.make(self.skeleton.model, self.fetch).items():
                 if self.coverage is not None and target in self.skeleton.parameters:
                     value = self.coverage.leaf(target, value)
                 self._live[target] = value
             held = self._live[parameter]
         return held
+
+    def _bank(self, parameter: str) -> Bank:
+        """What stands for a bank of experts."""
+        recipe, shares = self.skeleton.recipes[parameter], self._banks[parameter]
+
+        def make(index: int) -> torch.Tensor:
+            if shares is not None:
+                return shares[index].make(self.skeleton.model, self.fetch)[parameter][0]
+            name = recipe.tensors[0][0]
+            part = self.store.parts.get(name)
+            if part is None:
+                return torch.zeros(self.shapes[name][1:], dtype=self.compute, device=self.device)
+            return self.store.row(part, index, self.compute, as_stored=self.as_stored).to(self.device)
+
+        def whole() -> torch.Tensor:
+            experts = recipe.targets[parameter][0]
+            if self.coverage is None:
+                return torch.stack([make(index) for index in range(experts)])
+            return torch.stack([self.coverage.leaf(f"{parameter}[{n}]", make(n)) for n in range(experts)])
+
+        return Bank(parameter, self.skeleton.parameters[parameter], make, whole, self.coverage)
+
+    def _find_banks(self) -> None:
+        """Parameters with one matrix an expert that can be made one at a time."""
+        for path, point in self.points.items():
+            for key, held in self.skeleton.modules[path]._parameters.items() if point.experts else ():
+                name = f"{path}.{key}"
+                recipe = self.skeleton.recipes.get(name)
+                if held is None or held.dim() != 3 or recipe is None:
+                    continue
+                shares = expert_recipe(recipe, name, held.shape[0], self.skeleton.model)
+                if recipe.plain or shares is not None:
+                    self._banks[name] = shares
+                    if self.coverage is not None:
+                        self.coverage.divide(name, held.shape[0])
 
     def _drop(self) -> None:
         self._live.clear()
@@ -289,7 +330,7 @@ def _expert_count(module: nn.Module) -> int:
     return int(getattr(module, "num_experts", 1))
 
 
-class _Casts(TorchDispatchMode):
+class Casts(TorchDispatchMode):
     """Notices when a tensor of the computation's dtype is converted to a narrower one."""
 
     def __init__(self, compute: torch.dtype) -> None:
@@ -322,7 +363,7 @@ class _Casts(TorchDispatchMode):
 
 
 class _Pause:
-    def __init__(self, casts: _Casts) -> None:
+    def __init__(self, casts: Casts) -> None:
         self._casts = casts
 
     def __enter__(self) -> None:

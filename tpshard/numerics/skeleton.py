@@ -34,6 +34,7 @@ class Recipe:
     transform: Any
     tensors: list[tuple[str, str]] = field(default_factory=list)
     targets: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of the tensors, by name on disk
 
     @property
     def plain(self) -> bool:
@@ -133,6 +134,7 @@ class Skeleton:
                 recipe = entries.setdefault(renamed, Recipe(renamed, WeightRenaming(name, renamed)))
                 pattern = name
             recipe.tensors.append((name, pattern))
+            recipe.shapes[name] = shapes[name]
         for recipe in entries.values():
             made = recipe.make(self.model, lambda name: torch.empty(shapes[name], device="meta"))
             for target, value in made.items():

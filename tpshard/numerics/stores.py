@@ -184,29 +184,34 @@ class Store:
             placed(out, tile, part, start)
         return out if out is not None else torch.zeros(part.full_shape, dtype=compute)
 
+    def row(self, part: Part, index: int, compute: torch.dtype, *, as_stored: bool = False) -> torch.Tensor:
+        """One index of the first dimension, at full size with zeros where nothing is held, or ``as_stored``."""
+        if not as_stored:
+            return self.rows(part, [index], compute)[0]
+        for at, start, length in spans(part.runs(0)):
+            if start <= index < start + length:
+                row = at + index - start
+                return self._converted(part, self.raw(part, row, row + 1), compute)[0].clone()
+        return torch.zeros(part.shape[1:], dtype=compute)
+
     def rows(self, part: Part, wanted: Sequence[int], compute: torch.dtype) -> torch.Tensor:
         """The given indices of the first dimension of the whole tensor; zeros where they are not held."""
         out = torch.zeros((len(wanted), *part.full_shape[1:]), dtype=compute)
+        others = [spans(part.runs(d)) for d in range(1, len(part.full_shape))]
+        held = spans(part.runs(0))
         for at, index in enumerate(wanted):
-            stored = 0
-            for start, length in part.runs(0):
-                if start >= 0 and start <= index < start + length:
+            for stored, start, length in held:
+                if start <= index < start + length:
                     row = stored + index - start
                     value = self._converted(part, self.raw(part, row, row + 1), compute)
-                    placed(out[at : at + 1], value, part, row, only=(index, at))
-                    break
-                stored += length
+                    _scatter(out[at : at + 1], value, others, 1)
         return out
 
 
-def placed(out: torch.Tensor, tile: torch.Tensor, part: Part, first_row: int, only: tuple[int, int] | None = None) -> None:
-    """Put rows ``[first_row, first_row + len(tile))`` of what is stored where they belong in the whole tensor.
-
-    With ``only`` (index, at) the tile is one row that goes to ``out[0]``.
-    """
-    rows = [(0, 0, 1)] if only is not None else clipped_runs(part.runs(0), first_row, first_row + len(tile))
-    others = [_spans(part.runs(d)) for d in range(1, len(part.full_shape))]
-    for at, to, length in rows:
+def placed(out: torch.Tensor, tile: torch.Tensor, part: Part, first_row: int) -> None:
+    """Put rows ``[first_row, first_row + len(tile))`` of what is stored where they belong in the whole tensor."""
+    others = [spans(part.runs(d)) for d in range(1, len(part.full_shape))]
+    for at, to, length in clipped_runs(part.runs(0), first_row, first_row + len(tile)):
         _scatter(out.narrow(0, to, length), tile.narrow(0, at, length), others, 1)
 
 
@@ -218,7 +223,7 @@ def _scatter(out: torch.Tensor, tile: torch.Tensor, others: Sequence[list[tuple[
         _scatter(out.narrow(dim, to, length), tile.narrow(dim, at, length), others, dim + 1)
 
 
-def _spans(runs: Runs) -> list[tuple[int, int, int]]:
+def spans(runs: Runs) -> list[tuple[int, int, int]]:
     """``(stored position, index, length)`` of every run that is not padding."""
     out, at = [], 0
     for start, length in runs:
@@ -228,13 +233,10 @@ def _spans(runs: Runs) -> list[tuple[int, int, int]]:
     return out
 
 
-spans = _spans
-
-
 def clipped_runs(runs: Runs, first: int, last: int) -> list[tuple[int, int, int]]:
     """``(position from first, index, length)`` for stored positions ``[first, last)``, padding left out."""
     out = []
-    for at, to, length in _spans(runs):
+    for at, to, length in spans(runs):
         low, high = max(at, first), min(at + length, last)
         if high > low:
             out.append((low - first, to + low - at, high - low))
@@ -270,3 +272,19 @@ def source_store(source: Source, scratch: Scratch | None = None) -> Store:
 def rank_store(shards: Shards, rank: int, scratch: Scratch | None = None) -> Store:
     """What one rank of the shards stores: its own files and nothing else."""
     return Store(shards.paths(), _parts(shards.placed, rank), scratch)
+
+
+def native_dtype(source: Source) -> tuple[torch.dtype, int]:
+    """The floating dtype of most of the source's bytes, and the bytes of one element.
+
+    Raises:
+        UnsupportedError: it is none to compute in.
+    """
+    sizes: dict[str, int] = {}
+    for _, info in source.tensors():
+        sizes[info.dtype] = sizes.get(info.dtype, 0) + info.nbytes
+    most = max(sizes, key=lambda name: sizes[name])
+    dtype = DTYPES.get(most)
+    if dtype is None or not dtype.is_floating_point:
+        raise UnsupportedError(f"most of the weights are {most}, which is no dtype to compute in; verify by bytes")
+    return dtype, DTYPE_BITS[most] // 8

@@ -69,6 +69,13 @@ def shrunk(values: Mapping[str, Any], tp_size: int) -> dict[str, Any]:
     return config
 
 
+def first_layers(values: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """The config of the first ``count`` layers of a model."""
+    config = dict(values)
+    _cut_layers(config, list(range(count)))
+    return config
+
+
 def _count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 

@@ -36,7 +36,7 @@ def errors_chart(blocks: Sequence[Block], title: str) -> str:
         f'<svg class="chart" viewBox="0 0 {width:.0f} {_HEIGHT:.0f}" width="{width:.0f}" height="{_HEIGHT:.0f}" '
         f'role="img" aria-label="{text(title)}"><title>{text(title)}</title>'
     ]
-    every = 2 if high - low > 10 else 1
+    every = math.ceil((high - low) / 10)
     for decade in range(math.ceil(low), math.floor(high) + 1):
         if (decade - math.floor(high)) % every == 0:
             at = y(10.0**decade)
@@ -45,6 +45,8 @@ def errors_chart(blocks: Sequence[Block], title: str) -> str:
                 f'<text class="tick" x="{_LEFT - 10:.0f}" y="{at + 4:.1f}" text-anchor="end">10'
                 f'<tspan dy="-5" class="power">{str(decade).replace("-", "−")}</tspan></text>'
             )
+    if any(value == 0 for block in blocks for value in (block.worst.error, block.free)):
+        out.append(f'<text class="tick" x="{_LEFT - 10:.0f}" y="{bottom + 4:.1f}" text-anchor="end">0</text>')
     labels = max(1, math.ceil(26 / step))
     for number_, block in enumerate(blocks):
         left, middle = _LEFT + step * number_, _LEFT + step * (number_ + 0.5)
@@ -72,8 +74,8 @@ def errors_chart(blocks: Sequence[Block], title: str) -> str:
 def _decades(blocks: Sequence[Block]) -> tuple[float, float]:
     values = [value for b in blocks for value in (b.worst.error, b.worst.gate, b.free) if value is not None]
     exponents = [math.log10(value) for value in values if value > 0 and math.isfinite(value)] or [-16.0, 0.0]
-    low, high = max(-20.0, math.floor(min(exponents)) - 0.5), math.ceil(max(exponents)) + 0.5
-    return low, max(high, low + 3)
+    low = min(max(-20.0, math.floor(min(exponents)) - 0.5), 16.0)
+    return low, max(min(math.ceil(max(exponents)) + 0.5, 20.0), low + 3)
 
 
 def _mark(status: str, x: float, y: float) -> str:
@@ -93,8 +95,11 @@ def _tooltip(block: Block) -> str:
 
 
 def _short(name: str) -> str:
-    """The end of a module path that tells blocks apart: ``3.self_attn``."""
-    return ("…" + name[-13:]) if len(name := name.removeprefix("model.").removeprefix("layers.")) > 14 else name
+    """The end of a module path that tells blocks apart: ``3.self_attn``, ``layer 3``."""
+    name = name.removeprefix("model.").removeprefix("layers.")
+    if name.isdigit():
+        return f"layer {name}"
+    return "…" + name[-13:] if len(name) > 14 else name
 
 
 def ranks_chart(sizes: Sequence[int], title: str) -> str:

@@ -46,6 +46,6 @@ def lines(verdict: LevelVerdict) -> Iterator[str]:
         counted = ", ".join(f"{count} {kind}" for kind, count in verdict.collectives.items())
         each = verdict.collective_bytes_per_token
         told = "by theory " if verdict.level == "plan" else ""
-        yield f"    {told}{counted} a forward pass" + ("" if each is None else f", {size(each)} a token")
+        yield f"    {told}{counted} a pass" + ("" if each is None else f", {size(each)} a token")
     for note in verdict.notes:
         yield f"    {note}"

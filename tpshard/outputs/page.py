@@ -209,7 +209,7 @@ def _collectives(verdicts: Iterable[LevelVerdict]) -> str:
         return ""
     head = ("level", "", "collective", "count>", "bytes a token, all kinds>")
     made = _table(head, rows, "How often the ranks must wait for each other")
-    return f"<section><h2>Collectives of a forward pass</h2>{made}</section>"
+    return f"<section><h2>Collectives of one pass</h2>{made}</section>"
 
 
 def _circumstances(report: Verification) -> str:

@@ -6,6 +6,7 @@ GitHub shows at most 1 MiB of a step's summary, so lists are cut and say so.
 from __future__ import annotations
 
 import re
+from html import escape
 
 from ..report import size
 from ..reports import Verification
@@ -14,7 +15,7 @@ from .blocks import Block, blocks_of, failing_first, number, percent
 from .files import legal
 
 _MOST_ROWS = 30
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!$])")
+_SPECIAL = re.compile(r"([\\`*_{}\[\]#|~!$])")
 _MARKS = {"passed": "✅", "failed": "❌", "unsupported": "⚠️", "source_nan": "⚠️", "not_run": "⏭️"}
 
 
@@ -86,4 +87,5 @@ def _rows(title: str, blocks: list[Block]) -> list[str]:
 
 def _text(text: str) -> str:
     """Any text as one line of Markdown that shows it as it is."""
-    return _SPECIAL.sub(r"\\\1", legal(text).replace("\n", " ").replace("\r", " "))
+    shown = _SPECIAL.sub(r"\\\1", legal(text).replace("\n", " ").replace("\r", " "))
+    return escape(shown, quote=False)

@@ -54,6 +54,13 @@ class Mutant:
 MUTANTS: dict[str, Mutant] = {}
 
 
+def catalogue() -> dict[str, Mutant]:
+    """All faults by name, in the order of the modules that plant them."""
+    from . import attention, configs, feedforward, norms, statespace, vocabulary  # noqa: F401
+
+    return MUTANTS
+
+
 def mutant(
     name: str, *, kind: str = RESEALED, families: tuple[str, ...] = (), degrees: tuple[int, ...] = ()
 ) -> Callable[[Act], Act]:
@@ -81,12 +88,13 @@ def _patterns(name: str) -> tuple[str, ...]:
     first, _, more = rest.partition(".")
     if first == "fc1":  # no module around the feed-forward: it shows where its second matrix ends
         return (f"{layer}.fc2",)
-    if more.count(".") == 0:  # a norm or matrix of the layer itself
+    if more in ("weight", "bias"):  # a norm or matrix of the layer itself
         return (f"{layer}.{first}",)
     return (f"{layer}.{_SAME_IN_MEMORY.get(first, first)}.*", f"{layer}.{_SAME_IN_MEMORY.get(first, first)}")
 
 
 def module(name: str, rank: int | None = None) -> Expected:
     """The fault shows at the module that holds this very tensor."""
-    path = ".".join(_SAME_IN_MEMORY.get(part, part) for part in name.split(".")[:-1])
-    return Expected((path,), rank)
+    path = name.rpartition(".")[0]
+    in_memory = ".".join(_SAME_IN_MEMORY.get(part, part) for part in path.split("."))
+    return Expected(tuple(dict.fromkeys((path, in_memory))), rank)

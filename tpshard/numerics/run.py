@@ -1,0 +1,224 @@
+"""One lockstep run of the reference and the ranks, and the verdict that comes of it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from tpshard.errors import TpshardError, UnsupportedError
+from tpshard.reports import Finding
+from tpshard.shards import Shards
+from tpshard.source import Source
+from tpshard.verdicts import FAILED, PASSED, SOURCE_NAN, LevelVerdict, Measure, within
+
+from .batch import Batch, probes_needed
+from .coverage import Coverage
+from .exact import Exact
+from .inputs import expert_counts, inputs_of, text_ids, vocabulary_of
+from .judge import FREE, Judge
+from .localrun import LocalJudge, LocalParticipant
+from .localshapes import localise
+from .lockstep import OutOfStepError, ParticipantError, ThreadGroup
+from .memory import Scratch
+from .metrics import logit_metrics, perplexity
+from .participant import Participant
+from .points import added_once, points_of, replicated
+from .skeleton import Skeleton
+from .stores import TILE_BYTES, native_dtype, rank_store, source_store
+from .ways import LOCAL
+
+ULP = {torch.float64: 2.0**-24, torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10}
+
+
+class Terms(NamedTuple):
+    """How a run is made; see :func:`.forward.forward`. ``text`` is the path of a text, or None."""
+
+    dtype: torch.dtype
+    mode: str
+    device: torch.device
+    tokens: int
+    max_memory: int
+    seed: int
+    gates: Callable[[str, float], float] | None
+    progress: Callable[[str], None] | None
+    trust_remote_code: bool
+    text: Any = None
+
+
+class LockstepRun:
+    """Participants, batch and judge of one run, and what came of it."""
+
+    def __init__(self, level: str, shards: Shards, source: Source, terms: Terms) -> None:
+        self.level, self.shards, self.source, self.terms = level, shards, source, terms
+        self.manifest, self.tp_size = shards.manifest, shards.manifest.tp_size
+        self.shapes = {tensor.name: tensor.shape for tensor in self.manifest.tensors}
+        trusted, dtype = terms.trust_remote_code, terms.dtype
+        reference = Skeleton(source.root, self.shapes, dtype, trust_remote_code=trusted)
+        ranked = Skeleton(shards.root, self.shapes, dtype, trust_remote_code=trusted)
+        self.skeletons = [reference, *(copy.deepcopy(ranked) for _ in range(self.tp_size - 1)), ranked]
+        scratch = Scratch()
+        self.stores = [source_store(source, scratch), *(rank_store(shards, r, scratch) for r in range(self.tp_size))]
+        config = reference.model.config.get_text_config()
+        text = None if terms.text is None else text_ids(source.root, terms.text)
+        tokens = terms.tokens if text is None else len(text)
+        probes = probes_needed(tokens, *expert_counts(config))
+        self.batch = Batch(tokens, probes, vocabulary_of(reference, config), terms.seed, ULP[dtype], text)
+        if terms.mode == LOCAL:
+            for rank, skeleton in enumerate(self.skeletons[1:]):
+                localise(skeleton, self.manifest, rank)
+        points = points_of(reference, self.manifest)
+        judge = LocalJudge if terms.mode == LOCAL else Judge
+        self.judge = judge(points, self.batch, dtype, terms.gates or (lambda point, gate: gate))
+        self.coverage = Coverage(
+            {n: p.numel() for n, p in reference.parameters.items() if n in reference.recipes and p.is_floating_point()}
+        )
+        self.inputs = inputs_of(reference, self.batch, config, terms.device, near=text is not None)
+        self.findings: list[Finding] = []
+        self.notes: list[str] = []
+
+    def verdict(self, min_coverage: float) -> LevelVerdict:
+        """Run everything and say what came of it."""
+        unreached: list[str] = []
+        fraction: float | None = None
+        try:
+            participants = self._run()
+            if participants:
+                exact = Exact(
+                    self.level, self.manifest, self.skeletons, self.stores, self.coverage, self.judge.ledger
+                )
+                unreached = exact.compare(participants)
+                fraction = self.coverage.fraction()
+                self.findings += exact.findings
+                self.notes += exact.notes
+        finally:
+            for store in self.stores:
+                store.close()
+        ledger, broken = self.judge.ledger, list(self.stores[0].not_finite)
+        verdict = LevelVerdict(self.level, PASSED, self.terms.mode, ledger.measures, self.findings, fraction, unreached)
+        verdict.collectives, verdict.notes = ledger.collectives, self.notes
+        width = native_dtype(self.source)[1]
+        verdict.collective_bytes_per_token = float(ledger.elements * width)
+        if broken:
+            return self._of_broken_source(verdict, broken)
+        verdict.logits = self._logits()
+        self.findings += [self._finding(measure) for measure in first_failures(ledger.measures)]
+        if fraction is not None and fraction < min_coverage:
+            self.findings.append(self._too_little(min_coverage, unreached))
+        if self.findings:
+            verdict.verdict = FAILED
+        elif not ledger.measures:
+            raise UnsupportedError(
+                f"{type(self.skeletons[0].model).__name__} has no point at which ranks meet, so nothing was compared"
+            )
+        return verdict
+
+    def _logits(self) -> dict[str, float]:
+        """Figures of the ranks' own stream against the original; adds its measure."""
+        if self.judge.outputs is None:
+            return {}
+        expected, found = self.judge.outputs
+        figures = logit_metrics(found, expected)
+        gate = FREE[self.terms.dtype]
+        error = figures["rel_l2"]
+        status = "pass" if within(error, gate) else "fail"
+        self.judge.ledger.measures.append(
+            Measure("logits", "logits", "logits", None, error, error, figures["max_abs"], gate, status, "the ranks' own stream")
+        )
+        if self.terms.text is not None and self.judge.is_causal:
+            ids = self.batch.ids()[:1]
+            figures["perplexity"] = perplexity(found, ids)
+            figures["perplexity_original"] = perplexity(expected, ids)
+        return figures
+
+    def _of_broken_source(self, verdict: LevelVerdict, broken: Sequence[str]) -> LevelVerdict:
+        verdict.verdict = SOURCE_NAN
+        verdict.findings = []
+        for measure in verdict.measures:
+            if measure.status == "fail" and measure.gate:
+                measure.status = "skip"
+        more = f" and {len(broken) - 5} more" if len(broken) > 5 else ""
+        self.notes.append(
+            f"the source itself holds NaN or Inf in {', '.join(broken[:5])}{more}: what is computed from them cannot be "
+            "compared; compare by bytes"
+        )
+        return verdict
+
+    def _too_little(self, wanted: float, unreached: Sequence[str]) -> Finding:
+        missed, total = sum(self.coverage.unreached().values()), sum(self.coverage.sizes.values())
+        names = ", ".join(unreached[:5]) + (f" and {len(unreached) - 5} more" if len(unreached) > 5 else "")
+        return Finding(
+            self.level, "", unreached[0] if unreached else "",
+            f"the run did not reach {missed:,} of {total:,} elements of the parameters, more than a coverage of "
+            f"{wanted:.6g} allows; these were compared by bytes only: {names}. Allow it with --min-coverage",
+        )  # fmt: skip
+
+    def _finding(self, measure: Measure) -> Finding:
+        who = "" if measure.rank is None else f" on rank {measure.rank}"
+        note = f" ({measure.note})" if measure.note else ""
+        message = (
+            f"{measure.point}{who}: {measure.kind} differs from the original by {measure.error:.3g} where "
+            f"{measure.gate:.3g} is allowed{note}"
+        )
+        return Finding(self.level, "", measure.point, message)
+
+    def _run(self) -> list[Participant]:
+        """Run to the end; an empty list where a rank could not follow the reference, which is a finding then."""
+        terms, group = self.terms, ThreadGroup(self.tp_size + 1, self._resolve)
+        tile = max(1 << 16, min(TILE_BYTES, terms.max_memory // 16))
+        once = added_once(self.manifest)
+        participants = [
+            (LocalParticipant if number and terms.mode == LOCAL else Participant)(
+                number, skeleton, store, self.judge.points,
+                compute=terms.dtype, device=terms.device, batch=self.batch, group=group, once=once,
+                exact=replicated(self.manifest.notes, once), tile_bytes=tile,
+                coverage=self.coverage if number == 0 else None, shapes=self.shapes,
+            )
+            for number, (skeleton, store) in enumerate(zip(self.skeletons, self.stores, strict=True))
+        ]  # fmt: skip
+        try:
+            group.run([lambda p=p: p.run(self.inputs) for p in participants])  # type: ignore[misc]
+        except OutOfStepError as error:
+            message = (
+                f"ranks and original do not run the same modules: {error}; the config.json of the shards is not the "
+                "source's"
+            )
+            self.findings.append(Finding(self.level, "config.json", "", message))
+            return []
+        except ParticipantError as error:
+            self.findings.append(self._failure(error))
+            return []
+        return participants
+
+    def _failure(self, error: ParticipantError) -> Finding:
+        """What a participant's failure means: of the machine, of the model, or of the shards."""
+        if isinstance(error.cause, TpshardError):
+            raise error.cause from None
+        place = error.point or "the start"
+        what = " ".join(f"{type(error.cause).__name__}: {error.cause}".split())[:300]
+        if isinstance(error.cause, MemoryError) or "allocate memory" in what or "out of memory" in what:
+            raise UnsupportedError(
+                f"memory ran out after {place}: {what}; give more, fewer tokens, or a smaller --compute"
+            ) from error.cause
+        if error.participant == 0:
+            name = type(self.skeletons[0].model).__name__
+            raise UnsupportedError(f"{name} does not run on its own weights, after {place}: {what}") from error.cause
+        message = f"rank {error.participant - 1} fails after {place}, where the original runs on: {what}"
+        return Finding(self.level, "", error.point, message)
+
+    def _resolve(self, point: str, payloads: list[Any]) -> list[Any]:
+        if self.terms.progress is not None:
+            self.terms.progress(point)
+        with torch.no_grad():
+            return self.judge.resolve(point, payloads)
+
+
+def first_failures(measures: Sequence[Measure]) -> list[Measure]:
+    """Failed measures in the order in which they were met, one a point and rank."""
+    seen: dict[tuple[str, int | None], Measure] = {}
+    for measure in measures:
+        if measure.status == "fail":
+            seen.setdefault((measure.point, measure.rank), measure)
+    return list(seen.values())

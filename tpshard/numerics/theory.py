@@ -1,0 +1,46 @@
+"""How many collectives a tensor-parallel run of a model has to take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tpshard.manifest import Manifest, Note
+
+from .points import Point, base_role
+from .skeleton import Skeleton
+
+
+def theoretical(skeleton: Skeleton, manifest: Manifest, points: Mapping[str, Point]) -> dict[str, int]:
+    """Collectives of one pass by kind: forward exactly, backward at most.
+
+    A block that is cut takes one sum at its end, and one of gradients at its beginning (Megatron-LM's f and g):
+    two a layer, each way. Besides: one for the embedding forward, one to gather the head and one for its
+    gradient; with latent attention one more for the gradient of the shared latents, with experts one for that
+    of the routing weights; and one each way for every tensor that a norm over cut channels takes. Blocks
+    that share their input (shared experts, a parallel feed-forward) may share the sum of its gradient.
+    """
+    sums = gathers = entries = norms = 0
+    table = skeleton.model.get_input_embeddings()
+    for path, point in points.items():
+        module = skeleton.modules[path]
+        if point.kind == "gather":
+            gathers += 1
+            entries += 1
+        elif point.kind == "needs_sum":
+            norms += 2 if "Gated" in type(module).__name__ else 1
+        elif point.kind == "sum":
+            sums += 1
+            entries += 0 if module is table else 1 + point.experts
+    entries += sum(base_role(note) == "kv_a" and name.endswith(".weight") for name, note in _used(skeleton, manifest))
+    return {
+        key: count
+        for key, count in {
+            "forward all_reduce": sums + norms, "forward all_gather": gathers, "backward all_reduce": entries + norms,
+        }.items()
+        if count
+    }  # fmt: skip
+
+
+def _used(skeleton: Skeleton, manifest: Manifest) -> list[tuple[str, Note]]:
+    names = {name for recipe in skeleton.recipes.values() for name, _ in recipe.tensors}
+    return [(name, manifest.notes[name]) for name in sorted(names)]
