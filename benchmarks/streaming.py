@@ -50,10 +50,21 @@ def make(root: Path) -> None:
     out = root / "source"
     out.mkdir(parents=True, exist_ok=True)
     config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16", "vocab_size": VOCAB,
-        "hidden_size": HIDDEN, "intermediate_size": FFN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM, "max_position_embeddings": 4096, "hidden_act": "silu",
-        "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "rope_theta": 10000.0,
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "dtype": "bfloat16",
+        "vocab_size": VOCAB,
+        "hidden_size": HIDDEN,
+        "intermediate_size": FFN,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "max_position_embeddings": 4096,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "rope_theta": 10000.0,
     }
     (out / "config.json").write_text(json.dumps(config, indent=2))
     tensors = _tensors()
@@ -128,7 +139,7 @@ def verify(root: Path, compute: str, tokens: int, limit_mb: int, plain: bool) ->
     import torch
 
     torch.set_num_threads(1)
-    import transformers  # noqa: F401
+    import transformers
 
     from tpshard.numerics.forward import forward
     from tpshard.shards import open_shards

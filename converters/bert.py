@@ -41,9 +41,8 @@ def table(c: Config) -> Table:
     t.tensor("cls.predictions.transform.LayerNorm.weight", hidden, role="norm", optional=True)
     t.tensor("cls.predictions.transform.LayerNorm.bias", hidden, role="norm_bias", optional=True)
     tied = c.flag("tie_word_embeddings", default=True)
-    t.head(
-        "cls.predictions.decoder", vocab, hidden, bias=None, tied_to="@embeddings.word_embeddings.weight" if tied else None
-    )
+    table_of_words = "@embeddings.word_embeddings.weight" if tied else None
+    t.head("cls.predictions.decoder", vocab, hidden, bias=None, tied_to=table_of_words)
     t.tensor("cls.predictions.bias", vocab, role="head_bias", optional=True)  # the decoder's bias by its other name
     t.linear("cls.seq_relationship", 2, hidden, role="pooler", bias=None, optional=True)
     return t

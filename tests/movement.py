@@ -36,9 +36,17 @@ class Plan:
         return len(self.writes) - 1
 
     def task(self, strips: Sequence[Strip], name: str = "") -> Task:
-        reads = dict.fromkeys(span.extent for strip in strips for span in strip.sources)
-        writes = dict.fromkeys(span.extent for strip in strips for span in strip.targets)
-        self.tasks.append(Task(name or f"task{len(self.tasks)}", tuple(strips), tuple(reads), tuple(writes)))
+        """A task of strips whose spans name extents of the plan; the task's own list them in that order."""
+        reads = list(dict.fromkeys(span.extent for strip in strips for span in strip.sources))
+        writes = list(dict.fromkeys(span.extent for strip in strips for span in strip.targets))
+        own = tuple(
+            strip._replace(
+                sources=tuple(span._replace(extent=reads.index(span.extent)) for span in strip.sources),
+                targets=tuple(span._replace(extent=writes.index(span.extent)) for span in strip.targets),
+            )
+            for strip in strips
+        )
+        self.tasks.append(Task(name or f"task{len(self.tasks)}", own, tuple(reads), tuple(writes)))
         return self.tasks[-1]
 
     def split(self, rows: int, widths: Sequence[int]) -> None:
@@ -107,30 +115,30 @@ def moved(plan: Plan, sources: Sequence[Path]) -> tuple[list[bytes], list[tuple[
     replicas: dict[int, int] = {}
     padding: dict[int, int] = {}
 
-    def where(span: Span, extents: Sequence[Extent], row: int, column: int) -> tuple[int, int]:
-        extent = extents[span.extent]
+    def where(span: Span, listed: Sequence[int], extents: Sequence[Extent], row: int, column: int) -> tuple[int, int]:
+        extent = extents[listed[span.extent]]
         return extent.file, extent.offset + span.at + row * span.width + column
 
     for task in plan.tasks:
         for rows, ins, outs, route in task.strips:
             for row in range(rows):
                 for source, source_at, target, target_at, length in route.copies:
-                    file, a = where(ins[source], plan.reads, row, source_at)
-                    to, b = where(outs[target], plan.writes, row, target_at)
+                    file, a = where(ins[source], task.reads, plan.reads, row, source_at)
+                    to, b = where(outs[target], task.writes, plan.writes, row, target_at)
                     out[to][b : b + length] = held[file][a : a + length]
                 for source, source_at, other, other_at, length in route.same:
-                    file, a = where(ins[source], plan.reads, row, source_at)
-                    to, b = where(ins[other], plan.reads, row, other_at)
+                    file, a = where(ins[source], task.reads, plan.reads, row, source_at)
+                    to, b = where(ins[other], task.reads, plan.reads, row, other_at)
                     for step in range(length):
                         if held[file][a + step] != held[to][b + step]:
-                            extent = ins[other].extent
+                            extent = task.reads[ins[other].extent]
                             offset = b + step - plan.reads[extent].offset
                             replicas[extent] = min(offset, replicas.get(extent, offset))
                 for source, source_at, length in route.zeros:
-                    file, a = where(ins[source], plan.reads, row, source_at)
+                    file, a = where(ins[source], task.reads, plan.reads, row, source_at)
                     for step in range(length):
                         if held[file][a + step]:
-                            extent = ins[source].extent
+                            extent = task.reads[ins[source].extent]
                             offset = a + step - plan.reads[extent].offset
                             padding[extent] = min(offset, padding.get(extent, offset))
     return [bytes(data) for data in out], sorted(replicas.items()), sorted(padding.items())

@@ -97,9 +97,9 @@ def executed(plan: Plan, sources: Sequence[Bytes]) -> list[Bytes]:
                 begin = extent.offset + at
                 return files[extent.file][begin : begin + rows * width].reshape(rows, width)
 
-            ins = [matrix(sources, plan.reads[s.extent], s.at, s.width) for s in froms]
-            outs = [matrix(out, plan.writes[t.extent], t.at, t.width) for t in tos]
-            marks = [matrix(written, plan.writes[t.extent], t.at, t.width) for t in tos]  # type: ignore[arg-type]
+            ins = [matrix(sources, plan.reads[task.reads[s.extent]], s.at, s.width) for s in froms]
+            outs = [matrix(out, plan.writes[task.writes[t.extent]], t.at, t.width) for t in tos]
+            marks = [matrix(written, plan.writes[task.writes[t.extent]], t.at, t.width) for t in tos]  # type: ignore[arg-type]
             for source, a, target, b, length in route.copies:
                 outs[target][:, b : b + length] = ins[source][:, a : a + length]
                 assert not marks[target][:, b : b + length].any(), f"{task.tensor} is written twice"

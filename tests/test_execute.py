@@ -99,8 +99,8 @@ def settle(plan: Plan, sources: list[Path]) -> None:
         for rows, ins, _, route in task.strips:
             for row in range(rows):
 
-                def at(span: Span, column: int, row: int = row) -> tuple[bytearray, int]:
-                    extent = plan.reads[span.extent]
+                def at(span: Span, column: int, row: int = row, task: Task = task) -> tuple[bytearray, int]:
+                    extent = plan.reads[task.reads[span.extent]]
                     return held[extent.file], extent.offset + span.at + row * span.width + column
 
                 for zero in route.zeros:

@@ -1,4 +1,4 @@
-"""The forward level on sound shards of every family: it passes, at the floor of the arithmetic, and covers everything."""
+"""The forward level on sound shards of every family: it passes at the floor of the arithmetic and covers everything."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ def test_sound_shards_pass(name: str, tiny: Any, tmp_path: Path) -> None:
     assert {"sum", "probe", "rows", "logits"} <= kinds
 
 
-@pytest.mark.parametrize("name", ["F-LLAMA6", "F-LLAMA8", "F-NEOX", "F-Q3MOE", "F-GPTOSS", "F-MAMBA2", "F-V101", "F-TIED"])
+@pytest.mark.parametrize(
+    "name", ["F-LLAMA6", "F-LLAMA8", "F-NEOX", "F-Q3MOE", "F-GPTOSS", "F-MAMBA2", "F-V101", "F-TIED"]
+)
 def test_the_highest_degree(name: str, case: Case, tmp_path: Path) -> None:
     sound(Sharded(case(name), tmp_path, {"F-LLAMA6": 6, "F-LLAMA8": 8, "F-MAMBA2": 8}.get(name, 4)).verify())
 
@@ -149,7 +151,9 @@ def test_too_little_coverage_is_a_failure_unless_allowed(tiny: Any, tmp_path: Pa
         ({"min_coverage": 2.0}, UsageError, "coverage"),
     ],
 )
-def test_arguments_that_make_no_sense(how: dict[str, Any], error: type[Exception], said: str, case: Case, tmp_path: Path) -> None:
+def test_arguments_that_make_no_sense(
+    how: dict[str, Any], error: type[Exception], said: str, case: Case, tmp_path: Path
+) -> None:
     shards = Sharded(case("F-V101"), tmp_path, 2)
     with pytest.raises(error, match=said):
         shards.verify(**how)
@@ -171,7 +175,10 @@ def test_on_a_gpu(name: str, case: Case, tmp_path: Path) -> None:
 def test_remote_code_is_not_run(doctored: Case, tmp_path: Path) -> None:
     source = doctored("F-LLAMA6")
     config = json.loads((source / "config.json").read_text())
-    config |= {"architectures": ["OwnModel"], "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}}
+    config |= {
+        "architectures": ["OwnModel"],
+        "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"},
+    }
     (source / "config.json").write_text(json.dumps(config))
     (source / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     sound(Sharded(source, tmp_path, 2).verify())  # the class that transformers has is run instead

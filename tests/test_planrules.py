@@ -58,6 +58,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "model_type": "mamba2", "num_hidden_layers": 2, "vocab_size": 96, "hidden_size": 32, "num_heads": 8,
         "head_dim": 8, "state_size": 8, "n_groups": 2, "conv_kernel": 4, "use_bias": True,
     },
+    "bert": {**MHA, "model_type": "bert", "max_position_embeddings": 64},
     "starcoder2": {**MHA, "model_type": "starcoder2", "num_key_value_heads": 2},
 }  # fmt: skip
 
@@ -367,3 +368,38 @@ def test_experts_dealt_to_ranks() -> None:
     assert messages(plan, 2) == []
     cut(plan, "layers.1.mlp.experts.down_proj", lambda rank, old: [(2 - 2 * rank, 4 - 2 * rank)])
     assert any("other experts" in message for message in messages(plan, 2))
+
+
+@st.composite
+def mangled(draw: st.DrawFn) -> tuple[Plan, int]:
+    """A plan of any family in which some tensors have any role, note, dimensions or runs at all."""
+    tp_size = draw(st.integers(1, 4))
+    plan = plan_of(CONFIGS[draw(st.sampled_from(sorted(CONFIGS)))], tp_size)
+    names = sorted(plan)
+    roles = sorted({tensor.role for tensor in plan.values()} | {"unknown", "", "_bias", "expert_down_bias"})
+    for name in draw(st.lists(st.sampled_from(names), min_size=1, max_size=6, unique=True)):
+        tensor = plan[name]
+        what = draw(st.sampled_from(["role", "note", "runs", "other", "gone"]))
+        if what == "role":
+            plan[name] = tensor._replace(role=draw(st.sampled_from(roles)))
+        elif what == "note":
+            plan[name] = tensor._replace(note=draw(st.sampled_from([NEEDS_SUM, "added {once}", ""])))
+        elif what == "other":
+            other = plan[draw(st.sampled_from(sorted(plan)))]
+            plan[name] = tensor._replace(dims=other.dims, parts=other.parts, shape=other.shape)
+        elif what == "gone":
+            del plan[name]
+        else:
+            run = st.builds(Run, st.integers(-1, 70), st.integers(0, 70))
+            ranks = st.lists(st.lists(run, max_size=4).map(tuple), min_size=tp_size, max_size=tp_size)
+            parts = tuple(Partition(part.extent, tuple(draw(ranks))) for part in tensor.parts)
+            plan[name] = tensor._replace(parts=parts)
+    return plan, tp_size
+
+
+@settings(max_examples=300, deadline=None)
+@given(mangled())
+def test_no_plan_however_wrong_ends_in_an_exception(found: tuple[Plan, int]) -> None:
+    plan, tp_size = found
+    for finding in judge(plan, tp_size, {}).findings:
+        assert finding.tensor and finding.message and "\0" not in finding.message

@@ -72,12 +72,12 @@ def is_right(plan: Parts) -> bool:
                 length: int,
                 rows: int = rows,
             ) -> bool:
-                if not 0 <= end < len(spans) or spans[end].extent not in allowed:
+                if not 0 <= end < len(spans) or not 0 <= spans[end].extent < len(allowed):
                     return False
                 span = spans[end]
                 if rows < 0 or at < 0 or length < 0 or at + length > span.width or span.at < 0:
                     return False
-                held = counts[span.extent]
+                held = counts[allowed[span.extent]]
                 if span.at + rows * span.width > len(held):
                     return False
                 held[span.at : span.at + rows * span.width].reshape(rows, span.width)[:, at : at + length] += 1
@@ -273,7 +273,7 @@ def test_faults_and_their_messages(plan: Parts, message: str) -> None:
 
 def test_a_task_that_uses_what_another_lists() -> None:
     first = Task("a", (Strip(1, (Span(0, 0, 4),), (Span(0, 0, 4),), Route((Copy(0, 0, 0, 0, 4),))),), (0,), (0,))
-    second = Task("b", (Strip(1, (Span(1, 0, 4),), (Span(1, 0, 4),), Route((Copy(0, 0, 0, 0, 4),))),), (1,), (1,))
+    second = Task("b", (Strip(1, (Span(0, 0, 4),), (Span(0, 0, 4),), Route((Copy(0, 0, 0, 0, 4),))),), (1,), (1,))
     extents = (Extent("a", 0, 0, 4), Extent("b", 0, 4, 4))
     prove((first, second), extents, extents)
     both = first.strips[0]._replace(
@@ -282,7 +282,7 @@ def test_a_task_that_uses_what_another_lists() -> None:
     with pytest.raises(LayoutError, match="a: target 1 is used and not listed"):
         prove((first._replace(strips=(both,)), second), extents, extents)
     # Tasks of one geometry are proven once: the second must not pass because the first did.
-    swapped = second._replace(strips=(second.strips[0]._replace(targets=(Span(0, 0, 4),)),))
+    swapped = second._replace(strips=(second.strips[0]._replace(targets=(Span(1, 0, 4),)),))
     with pytest.raises(LayoutError):
         prove((first, swapped), extents, extents)
 
@@ -290,7 +290,7 @@ def test_a_task_that_uses_what_another_lists() -> None:
 def test_equal_geometries_of_other_sizes_are_not_taken_for_one() -> None:
     route = Route((Copy(0, 0, 0, 0, 4),))
     tasks = tuple(
-        Task(name, (Strip(1, (Span(n, 0, 4),), (Span(n, 0, 4),), route),), (n,), (n,)) for n, name in enumerate("ab")
+        Task(name, (Strip(1, (Span(0, 0, 4),), (Span(0, 0, 4),), route),), (n,), (n,)) for n, name in enumerate("ab")
     )
     extents = (Extent("a", 0, 0, 4), Extent("b", 0, 4, 8))
     with pytest.raises(LayoutError, match="b: 4 of 8"):

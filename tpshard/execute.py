@@ -200,7 +200,7 @@ class _Run:
             writing = {extent: Stream(self.new(), writes[extent].nbytes) for extent in task.writes}
         view, held, stopped = mover.view, mover.held, self.stop.is_set
         for strip in task.strips:
-            for tile in tiler.tiles(strip):
+            for tile in tiler.tiles(task, strip):
                 if stopped():
                     return
                 mover.load(tile.loads)

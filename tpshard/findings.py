@@ -51,10 +51,10 @@ def origin(task: Task, write: int, offset: int) -> int | None:
     """Return the read extent that byte ``offset`` of write extent ``write`` comes from; None for padding."""
     for strip in task.strips:
         for target, span in enumerate(strip.targets):
-            if span.extent != write or not span.at <= offset < span.at + strip.rows * span.width:
+            if task.writes[span.extent] != write or not span.at <= offset < span.at + strip.rows * span.width:
                 continue
             column = (offset - span.at) % span.width
             for copy in strip.route.copies:
                 if copy.target == target and copy.target_at <= column < copy.target_at + copy.length:
-                    return strip.sources[copy.source].extent
+                    return task.reads[strip.sources[copy.source].extent]
     return None

@@ -79,8 +79,8 @@ class Plan:
                 if id(strip.route) not in routes:
                     routes[id(strip.route)] = len(routes)
                     yield f"route {len(routes) - 1} {_route_text(strip.route)}"
-                ends = " ".join([f"{s.extent}+{s.at}x{s.width}" for s in strip.sources])
-                aims = " ".join([f"{t.extent}+{t.at}x{t.width}" for t in strip.targets])
+                ends = " ".join([f"{task.reads[s.extent]}+{s.at}x{s.width}" for s in strip.sources])
+                aims = " ".join([f"{task.writes[t.extent]}+{t.at}x{t.width}" for t in strip.targets])
                 yield f"{task.tensor}: {strip.rows} rows {ends} -> {aims} by route {routes[id(strip.route)]}"
 
 
@@ -108,7 +108,7 @@ def sizes_of(shapes: tuple[tuple[int, ...] | None, ...], dtype: str) -> tuple[in
 
 
 class _Join(NamedTuple):
-    """The strips of one geometry and who its holders are: (number of the stored tensor, rank)."""
+    """The strips of one geometry and who their ends are: (number of the stored tensor, rank)."""
 
     sources: tuple[tuple[int, int], ...]
     targets: tuple[tuple[int, int], ...]
@@ -132,7 +132,7 @@ def build_plan(source: Placed, target: Placed) -> Plan:
     reads, writes = _numbered(source), _numbered(target)
     froms, tos = _pieces_of(source.layout), _pieces_of(target.layout)
     joins: dict[tuple[object, ...], _Join] = {}
-    strips: dict[str, tuple[Strip, ...]] = {}
+    joined: dict[str, _Join] = {}
     for name, logical in target.layout.tensors.items():
         here, there = froms[name], tos[name]
         key = (
@@ -143,20 +143,8 @@ def build_plan(source: Placed, target: Placed) -> Plan:
         join = joins.get(key)
         if join is None:
             join = joins[key] = _joined(name, source.layout, target.layout, here, there)
-        ends = [reads.ids[here[n][0]][rank] for n, rank in join.sources]
-        aims = [writes.ids[there[n][0]][rank] for n, rank in join.targets]
-        strips[name] = tuple(
-            [
-                Strip(
-                    shape.rows,
-                    tuple([Span(ends[h], at, width) for h, at, width in shape.sources]),
-                    tuple([Span(aims[h], at, width) for h, at, width in shape.targets]),
-                    shape.route,
-                )
-                for shape in join.strips
-            ]
-        )
-    tasks = _tasks(strips, froms, tos, reads.held, writes.held)
+        joined[name] = join
+    tasks = _tasks(joined, froms, tos, reads, writes)
     prove(tasks, reads.extents, writes.extents)
     return Plan(source, target, reads.extents, writes.extents, tasks)
 
@@ -237,31 +225,51 @@ def _pieces_of(layout: Layout) -> dict[str, list[tuple[int, int]]]:
 
 
 def _tasks(
-    strips: Mapping[str, tuple[Strip, ...]],
+    joined: Mapping[str, _Join],
     froms: Mapping[str, _Pieces],
     tos: Mapping[str, _Pieces],
-    reads: Sequence[tuple[int, ...]],
-    writes: Sequence[tuple[int, ...]],
+    reads: _Numbered,
+    writes: _Numbered,
 ) -> tuple[Task, ...]:
     """One task for each set of logical tensors that share stored tensors, in the target's order."""
-    # As many stored as logical tensors, each of those in one piece: every tensor is stored by itself.
-    if len(reads) == len(writes) == len(strips) and all(len(p) == 1 for side in (froms, tos) for p in side.values()):
-        return tuple(
-            [Task(name, found, reads[froms[name][0][0]], writes[tos[name][0][0]]) for name, found in strips.items()]
-        )
+    shared: dict[int, tuple[Strip, ...]] = {}  # by identity of the join: the strips of a tensor that is stored by itself
     tasks = []
-    for names in _connected(strips, froms, tos):
-        sources = dict.fromkeys(s for name in names for s, _ in froms[name])
-        targets = dict.fromkeys(s for name in names for s, _ in tos[name])
-        tasks.append(
-            Task(
-                names[0],
-                tuple([strip for name in names for strip in strips[name]]),
-                tuple([n for s in sources for n in reads[s]]),
-                tuple([n for s in targets for n in writes[s]]),
-            )
-        )
+    # As many stored as logical tensors, each of those in one piece: every tensor is stored by itself.
+    alone = len(reads.held) == len(writes.held) == len(joined)
+    if alone and all(len(pieces) == 1 for side in (froms, tos) for pieces in side.values()):
+        for name, join in joined.items():
+            strips = shared.get(id(join))
+            if strips is None:
+                strips = shared[id(join)] = _strips(join, range(len(join.sources)), range(len(join.targets)))
+            tasks.append(Task(name, strips, reads.held[froms[name][0][0]], writes.held[tos[name][0][0]]))
+        return tuple(tasks)
+    for names in _connected(joined, froms, tos):
+        sources = [n for s in dict.fromkeys(s for name in names for s, _ in froms[name]) for n in reads.held[s]]
+        targets = [n for s in dict.fromkeys(s for name in names for s, _ in tos[name]) for n in writes.held[s]]
+        read_at, write_at = ({n: at for at, n in enumerate(numbers)} for numbers in (sources, targets))
+        found: list[Strip] = []
+        for name in names:
+            join = joined[name]
+            ends = [read_at[reads.ids[froms[name][n][0]][rank]] for n, rank in join.sources]
+            aims = [write_at[writes.ids[tos[name][n][0]][rank]] for n, rank in join.targets]
+            found += _strips(join, ends, aims)
+        tasks.append(Task(names[0], tuple(found), tuple(sources), tuple(targets)))
     return tuple(tasks)
+
+
+def _strips(join: _Join, ends: Sequence[int], aims: Sequence[int]) -> tuple[Strip, ...]:
+    """The strips of a join whose holders stand at ``ends`` and ``aims`` of a task's reads and writes."""
+    return tuple(
+        [
+            Strip(
+                shape.rows,
+                tuple([Span(ends[h], at, width) for h, at, width in shape.sources]),
+                tuple([Span(aims[h], at, width) for h, at, width in shape.targets]),
+                shape.route,
+            )
+            for shape in join.strips
+        ]
+    )
 
 
 def _connected(

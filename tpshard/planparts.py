@@ -97,7 +97,7 @@ def judge_part(part: Part, members: Sequence[Member], norms: Sequence[Member], t
     yield from _sizes(part, ins, out)
     yield from _sides(ins, out)
     yield from _key_values([*others, *norms], axis, out, held)
-    yield from _norms(norms, [*ins, out], axis, view, held, out)
+    yield from _norms(norms, ins, axis, view, held, out)
 
 
 def _banks(members: Sequence[Member]) -> Iterator[Said]:
@@ -267,7 +267,7 @@ def _key_values(members: Sequence[Member], axis: Axis, out: Member, held: Sequen
 def _norms(
     norms: Sequence[Member], makers: Sequence[Member], axis: Axis, view: str, held: Sequence[Spans], out: Member
 ) -> Iterator[Said]:
-    """A norm along the part's axis has its units, and one as wide as all of them is not whole."""
+    """A norm along the part's axis has its units; beside the makers, one as wide as what they make is not whole."""
     widths = {(_module(m.name), m.tensor.shape[number]) for m in makers for number, cut in m.cuts if cut.axes}
     latent = any(m.role in ("q_b", "kv_b") for m in makers)
     for norm in norms:

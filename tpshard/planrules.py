@@ -27,7 +27,7 @@ from .verdicts import FAILED, NOT_RUN, PASSED, LevelVerdict
 LEVEL = "plan"
 WHOLE = frozenset({
     "position", "router", "shared_router", "q_a", "kv_a", "embed_projection", "head_projection",
-    "prediction_projection", "vision", "buffer",
+    "prediction_projection", "pooler", "vision", "buffer",
 })  # fmt: skip
 VOCABULARY = frozenset({"embed", "head", "prediction_embed", "prediction_head"})
 PARTS = (

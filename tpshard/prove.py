@@ -44,22 +44,19 @@ def prove(tasks: Iterable[Task], reads: Sequence[Extent], writes: Sequence[Exten
     proven: set[tuple[object, ...]] = set()  # geometries already shown to be right
     for task in tasks:
         key = (
+            id(task.strips),  # alive as long as the tasks are
             tuple(map(read_sizes.__getitem__, task.reads)),
             tuple(map(write_sizes.__getitem__, task.writes)),
-            *[
-                (rows, id(route), _relative(sources, task.reads), _relative(targets, task.writes))
-                for rows, sources, targets, route in task.strips
-            ],
         )
         if key in proven:
             continue
         areas = _areas(task)
-        for number in task.reads:
-            _require_cover(reads[number], areas.pop((False, number), []), exactly=False)
-        for number in task.writes:
-            _require_cover(writes[number], areas.pop((True, number), []), exactly=True)
-        for is_write, number in areas:
-            raise LayoutError(f"{task.tensor}: {'target' if is_write else 'source'} {number} is used and not listed")
+        for at, number in enumerate(task.reads):
+            _require_cover(reads[number], areas.pop((False, at), []), exactly=False)
+        for at, number in enumerate(task.writes):
+            _require_cover(writes[number], areas.pop((True, at), []), exactly=True)
+        for is_write, at in areas:
+            raise LayoutError(f"{task.tensor}: {'target' if is_write else 'source'} {at} is used and not listed")
         proven.add(key)
 
 
@@ -73,16 +70,6 @@ def _require_once(listed: Sequence[tuple[int, ...]], extents: Sequence[Extent], 
         if times.pop(number, 0) != 1:
             raise LayoutError(f"{extent.tensor} is {side} by {numbers.count(number)} tasks of the plan instead of one")
     raise LayoutError(f"the plan has {len(extents)} extents that are {side}; there is no number {min(times)}")
-
-
-def _relative(ends: tuple[Span, ...], listed: tuple[int, ...]) -> tuple[object, ...]:
-    """The ends of a strip without the numbers of their extents: their places in what the task lists instead."""
-    if not ends:
-        return ()
-    extents, at, width = zip(*ends, strict=True)
-    if extents == listed:  # as nearly always
-        return at, width
-    return at, width, *[listed.index(extent) if extent in listed else -1 for extent in extents]
 
 
 def _areas(task: Task) -> dict[tuple[bool, int], list[_Area]]:

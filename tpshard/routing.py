@@ -57,9 +57,12 @@ class Route(NamedTuple):
 
 
 class Span(NamedTuple):
-    """One end of a strip: ``rows`` rows of ``width`` bytes, contiguous, inside a stored tensor."""
+    """One end of a strip: ``rows`` rows of ``width`` bytes, contiguous, inside a stored tensor.
 
-    extent: int  # index into the plan's reads (a source) or writes (a target)
+    It names its extent by the place in the task's list, so that tensors of one geometry share their strips.
+    """
+
+    extent: int  # index into the task's reads (a source) or writes (a target)
     at: int  # byte offset of row 0 from the start of the extent
     width: int  # bytes a row
 

@@ -101,24 +101,24 @@ class Tiler:
 
         It doesn't depend on how the task is cut into tiles, so neither do the digests.
         """
-        covered = dict.fromkeys(task.reads, 0)
+        covered = [0] * len(task.reads)
         for strip in task.strips:
             used = self._known(strip.route)[2]
             for span, width in zip(strip.sources, used, strict=False):
                 if width >= span.width:
                     covered[span.extent] += strip.rows * width
-        return [extent for extent, nbytes in covered.items() if nbytes >= reads[extent].nbytes]
+        return [extent for extent, nbytes in zip(task.reads, covered, strict=True) if nbytes >= reads[extent].nbytes]
 
     # -- runs --------------------------------------------------------------------------------
 
-    def tiles(self, strip: Strip) -> Iterator[Tile]:
-        """Yield the tiles of one strip, in an order that keeps extents ascending where that is possible."""
+    def tiles(self, task: Task, strip: Strip) -> Iterator[Tile]:
+        """Yield the tiles of one strip of a task, in an order that keeps extents ascending where that is possible."""
         if strip.rows == 0:
             return
         if strip.rows == 1:
-            yield from self._run_tiles(strip, 0, 1)
+            yield from self._run_tiles(task, strip, 0, 1)
         elif _is_flat(strip):
-            yield from self._run_tiles(strip, 0, strip.rows)
+            yield from self._run_tiles(task, strip, 0, strip.rows)
         else:
             load_width = sum(span.width for span in strip.sources)
             stage_width = sum(span.width for span in strip.targets)
@@ -128,12 +128,12 @@ class Tiler:
             if stage_width:
                 height = min(height, self.stage_room // stage_width)
             if height:
-                yield from self._row_tiles(strip, height)
+                yield from self._row_tiles(task, strip, height)
             else:
                 for row in range(strip.rows):
-                    yield from self._run_tiles(strip, row, 1)
+                    yield from self._run_tiles(task, strip, row, 1)
 
-    def _run_tiles(self, strip: Strip, row: int, tall: int) -> Iterator[Tile]:
+    def _run_tiles(self, task: Task, strip: Strip, row: int, tall: int) -> Iterator[Tile]:
         """Tiles of row ``row`` taken as byte runs, or of ``tall`` rows that are contiguous on every end."""
         window: list[tuple[Segment, int, int]] = []
         loaded = staged = 0
@@ -145,7 +145,7 @@ class Tiler:
                 if size < LARGE and copies:
                     size = min(size, (self.stage_room - staged) // copies)
                 if window and size < min(length - done, LARGE):
-                    yield self._run_tile(strip, row, tall, window)
+                    yield self._run_tile(task, strip, row, tall, window)
                     window, loaded, staged = [], 0, 0
                     continue
                 window.append((segment, done, size))
@@ -153,10 +153,12 @@ class Tiler:
                 staged += size * copies if size < LARGE else 0
                 done += size
         if window:
-            yield self._run_tile(strip, row, tall, window)
+            yield self._run_tile(task, strip, row, tall, window)
 
-    def _run_tile(self, strip: Strip, row: int, tall: int, window: list[tuple[Segment, int, int]]) -> Tile:
-        sources, targets = strip.sources, strip.targets
+    def _run_tile(
+        self, task: Task, strip: Strip, row: int, tall: int, window: list[tuple[Segment, int, int]]
+    ) -> Tile:
+        sources, targets, reads = strip.sources, strip.targets, task.reads
 
         def source_at(source: int, column: int) -> int:
             return sources[source].at + row * sources[source].width + column
@@ -181,7 +183,7 @@ class Tiler:
             elif source == last_source and at == last_end:
                 loads[-1] = loads[-1]._replace(nbytes=loads[-1].nbytes + size)
             else:
-                loads.append(Piece(sources[source].extent, at, size, pos))
+                loads.append(Piece(reads[sources[source].extent], at, size, pos))
             last_source, last_end = source, at + size
             pos += size
         equals: list[Equal] = []
@@ -193,18 +195,24 @@ class Tiler:
                 span = targets[target]
                 outgoing.append((target, span.at + row * span.width + column * tall + done, size, pos))
             if segment.blank or segment.others:
-                extent, at = sources[segment.source].extent, source_at(segment.source, segment.at * tall + done)
+                extent = reads[sources[segment.source].extent]
+                at = source_at(segment.source, segment.at * tall + done)
                 if segment.blank:
                     blanks.append(Blank(pos, size, 1, size, extent, at))
                 for end, (other, column) in enumerate(segment.others, 1):
                     other_at = source_at(other, column * tall + done)
                     equals.append(
-                        Equal(pos, places[index, end], size, 1, size, size, extent, at, sources[other].extent, other_at)
+                        Equal(
+                            pos, places[index, end], size, 1, size, size, extent, at,
+                            reads[sources[other].extent], other_at,
+                        )  # fmt: skip
                     )
-        stores, runs = self._gather(strip, outgoing)
+        stores, runs = self._gather(task, strip, outgoing)
         return Tile(loads, equals, blanks, Moves(clears, runs, ()) if clears or runs else _NOTHING, stores)
 
-    def _gather(self, strip: Strip, outgoing: list[tuple[int, int, int, int]]) -> tuple[list[Piece], list[Run]]:
+    def _gather(
+        self, task: Task, strip: Strip, outgoing: list[tuple[int, int, int, int]]
+    ) -> tuple[list[Piece], list[Run]]:
         """Turn outgoing pieces into few stores: what is small and adjacent in a target is put together first."""
         if len(outgoing) > 1:
             outgoing.sort()
@@ -234,34 +242,36 @@ class Tiler:
                 for _, _, piece_size, piece_pos in outgoing[first:last]:
                     runs.append((piece_pos, staged, piece_size))
                     staged += piece_size
-            stores.append(Piece(strip.targets[target].extent, at, end - at, pos))
+            stores.append(Piece(task.writes[strip.targets[target].extent], at, end - at, pos))
             first = last
         return stores, runs
 
     # -- rows --------------------------------------------------------------------------------
 
-    def _row_tiles(self, strip: Strip, height: int) -> Iterator[Tile]:
+    def _row_tiles(self, task: Task, strip: Strip, height: int) -> Iterator[Tile]:
         route = strip.route
         for row in range(0, strip.rows, height):
             rows = min(height, strip.rows - row)
             loads, pos, starts = [], 0, []
             for span in strip.sources:
-                loads.append(Piece(span.extent, span.at + row * span.width, rows * span.width, pos))
+                loads.append(Piece(task.reads[span.extent], span.at + row * span.width, rows * span.width, pos))
                 starts.append(pos)
                 pos += rows * span.width
             stores, pos, ends = [], self.load_room, []
             for span in strip.targets:
-                stores.append(Piece(span.extent, span.at + row * span.width, rows * span.width, pos))
+                stores.append(Piece(task.writes[span.extent], span.at + row * span.width, rows * span.width, pos))
                 ends.append(pos)
                 pos += rows * span.width
             equals: list[Equal] = []
             blanks: list[Blank] = []
             if route.same or route.zeros:
-                equals, blanks = self._row_checks(strip, row, rows, starts)
+                equals, blanks = self._row_checks(task, strip, row, rows, starts)
             yield Tile(loads, equals, blanks, self._row_moves(strip, rows, starts, ends), stores)
 
-    def _row_checks(self, strip: Strip, row: int, rows: int, starts: list[int]) -> tuple[list[Equal], list[Blank]]:
-        sources = strip.sources
+    def _row_checks(
+        self, task: Task, strip: Strip, row: int, rows: int, starts: list[int]
+    ) -> tuple[list[Equal], list[Blank]]:
+        sources, reads = strip.sources, task.reads
         equals: list[Equal] = []
         for source, source_at, other, other_at, length in strip.route.same:
             a, b = sources[source], sources[other]
@@ -273,9 +283,9 @@ class Tiler:
                     rows,
                     a.width,
                     b.width,
-                    a.extent,
+                    reads[a.extent],
                     a.at + row * a.width + source_at,
-                    b.extent,
+                    reads[b.extent],
                     b.at + row * b.width + other_at,
                 )
             )
@@ -283,7 +293,7 @@ class Tiler:
         for source, source_at, length in strip.route.zeros:
             span = sources[source]
             at = span.at + row * span.width + source_at
-            blanks.append(Blank(starts[source] + source_at, length, rows, span.width, span.extent, at))
+            blanks.append(Blank(starts[source] + source_at, length, rows, span.width, reads[span.extent], at))
         return equals, blanks
 
     def _row_moves(self, strip: Strip, rows: int, starts: list[int], ends: list[int]) -> Moves:
@@ -320,10 +330,12 @@ class Tiler:
         runs: list[Run] = []
         moves: list[Move] = []
         for task in tasks:
+            begins = [where[extent] for extent in task.reads]
+            places = [place[extent] for extent in task.writes]
             for strip in task.strips:
                 rows, sources, targets, route = strip
-                starts = [where[span.extent] + span.at for span in sources]
-                ends = [place[span.extent] + span.at for span in targets]
+                starts = [begins[extent] + at for extent, at, _ in sources]
+                ends = [places[extent] + at for extent, at, _ in targets]
                 if rows == 1:
                     for source, source_at, target, target_at, length in route.copies:
                         runs.append((starts[source] + source_at, ends[target] + target_at, length))
@@ -333,7 +345,7 @@ class Tiler:
                     for target, target_at, length in route.fills:
                         clears.append(Clear(ends[target] + target_at, length, rows, targets[target].width))
                 if route.same or route.zeros:
-                    more_equals, more_blanks = self._row_checks(strip, 0, rows, starts)
+                    more_equals, more_blanks = self._row_checks(task, strip, 0, rows, starts)
                     equals += more_equals
                     blanks += more_blanks
         return Tile(loads, equals, blanks, Moves(clears, runs, moves), stores)

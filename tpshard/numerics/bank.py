@@ -52,7 +52,12 @@ class Bank:
     """Stands for a parameter ``[experts, rows, columns]``."""
 
     def __init__(
-        self, parameter: str, held: torch.Tensor, make: Make, whole: Callable[[], torch.Tensor], coverage: Coverage | None
+        self,
+        parameter: str,
+        held: torch.Tensor,
+        make: Make,
+        whole: Callable[[], torch.Tensor],
+        coverage: Coverage | None,
     ) -> None:
         self._parameter, self._held, self._make, self._coverage = parameter, held, make, coverage
         self._whole = whole
@@ -88,7 +93,7 @@ class ExpertMatrix:
         if self._coverage is None:
             return _times(x, self._make(self._index), transposed)
         anchor = torch.zeros((), dtype=x.dtype, device=x.device, requires_grad=True)
-        return _ExpertProduct.apply(x, anchor, self, transposed)  # type: ignore[no-any-return, no-untyped-call]
+        return _ExpertProduct.apply(x, anchor, self, transposed)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.tensor(), name)

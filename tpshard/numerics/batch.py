@@ -40,7 +40,9 @@ class Batch:
         text: token ids of the main and free rows, in place of made-up ones.
     """
 
-    def __init__(self, tokens: int, probes: int, vocabulary: int, seed: int, ulp: float, text: torch.Tensor | None = None) -> None:
+    def __init__(
+        self, tokens: int, probes: int, vocabulary: int, seed: int, ulp: float, text: torch.Tensor | None = None
+    ) -> None:
         self.tokens, self.probes, self.vocabulary, self.seed, self.ulp = tokens, probes, vocabulary, seed, ulp
         self.rows, self.text = 2 + probes, text
         self.cotangents = torch.Generator().manual_seed(seed + 1)

@@ -91,7 +91,7 @@ def run_ranks(
     dtype: torch.dtype,
     mode: str,
     *,
-    device: torch.device = torch.device("cpu"),
+    device: torch.device | None = None,
     tokens: int = DEFAULT_TOKENS,
     max_memory: int = DEFAULT_MEMORY,
     min_coverage: float = 1.0,
@@ -104,7 +104,9 @@ def run_ranks(
     """Run ranks of the same tensors as the source in one way, without asking the twin; see :func:`forward`."""
     share_one_heap()
     path = None if text is None else Path(text)
-    terms = Terms(dtype, mode, device, tokens, max_memory, seed, gates, progress, trust_remote_code, path)
+    terms = Terms(
+        dtype, mode, device or torch.device("cpu"), tokens, max_memory, seed, gates, progress, trust_remote_code, path
+    )
     return LockstepRun(LEVEL, shards, source, terms).verdict(min_coverage)
 
 

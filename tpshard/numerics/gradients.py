@@ -17,7 +17,7 @@ from .skeleton import Recipe, Skeleton
 from .stores import Part
 from .ways import LOCAL
 
-FLOOR = 1e-6  # of the usual gradient: what is smaller is analytically zero (the bias of a key), and its noise is not
+FLOOR = 1e-4  # of the usual gradient: what is smaller is analytically zero (the bias of a key), and its noise is not
 
 
 @dataclass

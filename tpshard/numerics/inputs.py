@@ -31,9 +31,7 @@ def expert_counts(config: Any) -> tuple[int, int]:
     return experts, int(getattr(config, "num_experts_per_tok", 0) or getattr(config, "moe_topk", 0) or 1)
 
 
-def inputs_of(
-    skeleton: Skeleton, batch: Batch, config: Any, device: torch.device, *, near: bool
-) -> Mapping[str, Any]:
+def inputs_of(skeleton: Skeleton, batch: Batch, config: Any, device: torch.device, *, near: bool) -> Mapping[str, Any]:
     """Arguments of the model's forward.
 
     The mask is explicit because gapped positions alone make transformers take the row for several packed
@@ -69,11 +67,15 @@ def text_ids(root: Path, text: Path) -> torch.Tensor:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"the text {shown(text)} cannot be read: {error}") from None
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(str(root), local_files_only=True, trust_remote_code=False)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            str(root), local_files_only=True, trust_remote_code=False
+        )
         ids = tokenizer(words)["input_ids"]
     except Exception as error:  # whatever a tokenizer's files make of it
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UnsupportedError(f"{shown(root)} has no tokenizer that works here, so no text can be given: {reason:.300}") from None
+        raise UnsupportedError(
+            f"{shown(root)} has no tokenizer that works here, so no text can be given: {reason:.300}"
+        ) from None
     if len(ids) < 2:
         raise UsageError(f"the text {shown(text)} has {len(ids)} tokens; give one of at least 2")
     return torch.tensor(ids[:LONGEST_TEXT])

@@ -138,7 +138,9 @@ class Judge:
                 total[..., first] = value[..., first]
                 owned[index] = True
             self._compare(point, total, reference, kind="gather")
-            for row, value in zip(results, self._forced(f"{tag}/{number}", reference, total, len(arrivals)), strict=True):
+            for row, value in zip(
+                results, self._forced(f"{tag}/{number}", reference, total, len(arrivals)), strict=True
+            ):
                 row.append(value)
         self.ledger.count("norm_all_reduce", 1)
         return results
@@ -221,7 +223,13 @@ class Judge:
         shares = self.batch.parts(expected)
         if found.shape != expected.shape:
             self.add(
-                point, kind, rank, math.inf, None, math.inf, self._gate(point, None),
+                point,
+                kind,
+                rank,
+                math.inf,
+                None,
+                math.inf,
+                self._gate(point, None),
                 f"shape {list(found.shape)} where the original has {list(expected.shape)}",
             )
             return
@@ -240,7 +248,14 @@ class Judge:
         )
 
     def add(
-        self, point: Point, kind: str, rank: int | None, error: float, free: float | None, gap: float, gate: float,
+        self,
+        point: Point,
+        kind: str,
+        rank: int | None,
+        error: float,
+        free: float | None,
+        gap: float,
+        gate: float,
         note: str = "",
     ) -> None:
         """Add one measure and judge it."""

@@ -60,6 +60,7 @@ def localise(skeleton: Skeleton, manifest: Manifest, rank: int) -> list[str]:
         if base_role(note) in STATE_SPACE:
             raise UnsupportedError(f"{name} belongs to a state-space mixer, which is run zero-padded")
     changed = []
+    shapes = {stored.name: stored.shape(rank) for stored in manifest.layout.stored}
     for path, owner in _owners(skeleton, manifest, rank).items():
         module = skeleton.modules[path]
         for name, value in list(vars(module).items()):
@@ -71,6 +72,13 @@ def localise(skeleton: Skeleton, manifest: Manifest, rank: int) -> list[str]:
         config = getattr(module, "config", None)
         if owner.query is not None and config is not None:
             module.config = _local_config(config, owner)
+    for path, module in skeleton.modules.items():
+        recipe = skeleton.recipe_of(f"{path}.weight") if type(module).__name__ == "Conv1D" else None
+        if recipe is not None:
+            shape = shapes.get(recipe.tensors[0][0])
+            if shape is not None and shape[1] != module.nf:
+                changed.append(f"{path}.nf: {module.nf} -> {shape[1]}")
+                module.nf = shape[1]
     return changed
 
 

@@ -236,7 +236,7 @@ class Participant:
                 y = y + added
             return y
 
-        module.forward = forward  # type: ignore[method-assign]
+        module.forward = forward
 
     def _route(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Send the probe's tokens through every expert in turn."""

@@ -22,8 +22,26 @@ from .skeleton import Skeleton
 
 ROW = frozenset({"embed", "o", "down", "expert_down", "shared_down", "ssm_out"})
 COLUMN = frozenset(
-    "q k v qkv gate up gate_up q_b kv_b expert_gate expert_up expert_gate_up shared_gate shared_up "
-    "ssm_in ssm_conv ssm_head sinks".split()
+    {
+        "q",
+        "k",
+        "v",
+        "qkv",
+        "gate",
+        "up",
+        "gate_up",
+        "q_b",
+        "kv_b",
+        "expert_gate",
+        "expert_up",
+        "expert_gate_up",
+        "shared_gate",
+        "shared_up",
+        "ssm_in",
+        "ssm_conv",
+        "ssm_head",
+        "sinks",
+    }
 )
 HEAD = frozenset({"head"})
 EXPERTS = frozenset({"expert_down", "expert_gate", "expert_up", "expert_gate_up"})
@@ -72,7 +90,7 @@ def points_of(skeleton: Skeleton, manifest: Manifest) -> dict[str, Point]:
             continue
         notes = [manifest.notes[name] for name in names]
         roles = {base_role(note) for note in notes}
-        if module is outputs or roles & HEAD and module is not inputs:
+        if module is outputs or (roles & HEAD and module is not inputs):
             weight = skeleton.recipe_of(f"{path}.weight")
             found[path] = Point(path, "gather", weight.tensors[0][0] if weight else names[0])
         elif module is inputs or roles & ROW:

@@ -86,9 +86,7 @@ class LockstepRun:
         try:
             participants = self._run()
             if participants:
-                exact = Exact(
-                    self.level, self.manifest, self.skeletons, self.stores, self.coverage, self.judge.ledger
-                )
+                exact = Exact(self.level, self.manifest, self.skeletons, self.stores, self.coverage, self.judge.ledger)
                 unreached = exact.compare(participants)
                 fraction = self.coverage.fraction()
                 self.findings += exact.findings
@@ -125,7 +123,18 @@ class LockstepRun:
         error = figures["rel_l2"]
         status = "pass" if within(error, gate) else "fail"
         self.judge.ledger.measures.append(
-            Measure("logits", "logits", "logits", None, error, error, figures["max_abs"], gate, status, "the ranks' own stream")
+            Measure(
+                "logits",
+                "logits",
+                "logits",
+                None,
+                error,
+                error,
+                figures["max_abs"],
+                gate,
+                status,
+                "the ranks' own stream",
+            )
         )
         if self.terms.text is not None and self.judge.is_causal:
             ids = self.batch.ids()[:1]
@@ -141,7 +150,7 @@ class LockstepRun:
                 measure.status = "skip"
         more = f" and {len(broken) - 5} more" if len(broken) > 5 else ""
         self.notes.append(
-            f"the source itself holds NaN or Inf in {', '.join(broken[:5])}{more}: what is computed from them cannot be "
+            f"the source itself holds NaN or Inf in {', '.join(broken[:5])}{more}: what comes of them cannot be "
             "compared; compare by bytes"
         )
         return verdict

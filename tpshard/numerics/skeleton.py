@@ -90,9 +90,7 @@ class Skeleton:
         state = self.model.state_dict()
         self.recipes: dict[str, Recipe] = {}
         self.extra = self._match(shapes, state)
-        self.parameters = {
-            name: parameter for name, parameter in self.model.named_parameters(remove_duplicate=False)
-        }
+        self.parameters: dict[str, nn.Parameter] = dict(self.model.named_parameters(remove_duplicate=False))
         self.aliases = self._aliased()
         self.modules: dict[str, nn.Module] = dict(self.model.named_modules())
         missing = [name for name in self.parameters if name not in self.recipes and name not in self.aliases]
@@ -139,7 +137,9 @@ class Skeleton:
             made = recipe.make(self.model, lambda name: torch.empty(shapes[name], device="meta"))
             for target, value in made.items():
                 if target not in state:
-                    raise UnsupportedError(f"transformers converts {recipe.tensors[0][0]} to {target}, which {type(self.model).__name__} has not")
+                    raise UnsupportedError(
+                        f"transformers makes {target} of {recipe.tensors[0][0]}, which the model lacks"
+                    )
                 if value.shape != state[target].shape:
                     raise DamagedError(
                         f"{shown(self.root)}: {target} has the shape {list(state[target].shape)} by config.json and "

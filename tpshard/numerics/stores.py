@@ -154,8 +154,10 @@ class Store:
         if raw.dtype != compute:
             out = self.scratch.converted(raw.numel(), compute).view(raw.shape)
             out.copy_(raw)
-        if part.name not in self.not_finite and not bool(torch.isfinite(out.sum())) and not bool(
-            torch.isfinite(out).all()
+        if (
+            part.name not in self.not_finite
+            and not bool(torch.isfinite(out.sum()))
+            and not bool(torch.isfinite(out).all())
         ):
             self.not_finite[part.name] = None
         return out
@@ -258,9 +260,7 @@ def _parts(placed: Placed, rank: int) -> dict[str, Part]:
     for stored, row in zip(placed.layout.stored, placed.extents, strict=True):
         extent = row[rank]
         if extent is not None:
-            parts[stored.name] = Part(
-                stored.name, stored.dtype, extent.file, extent.offset, stored.pieces[0].cut, rank
-            )
+            parts[stored.name] = Part(stored.name, stored.dtype, extent.file, extent.offset, stored.pieces[0].cut, rank)
     return parts
 
 

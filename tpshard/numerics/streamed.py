@@ -84,8 +84,7 @@ def _select(flat: torch.Tensor, runs: Runs) -> torch.Tensor:
     if len(runs) == 1 and runs[0].start == 0 and runs[0].length == flat.shape[1]:
         return flat
     parts = [
-        flat[:, start : start + length] if start >= 0 else flat.new_zeros((len(flat), length))
-        for start, length in runs
+        flat[:, start : start + length] if start >= 0 else flat.new_zeros((len(flat), length)) for start, length in runs
     ]
     return torch.cat(parts, 1) if parts else flat[:, :0]
 
@@ -126,4 +125,4 @@ def product(x: torch.Tensor, matrix: StreamedMatrix, coverage: Coverage | None) 
     if coverage is None:
         return matrix.apply(x)
     anchor = torch.zeros((), dtype=x.dtype, device=x.device, requires_grad=True)
-    return _Product.apply(x, anchor, matrix, coverage)  # type: ignore[no-any-return, no-untyped-call]
+    return _Product.apply(x, anchor, matrix, coverage)
