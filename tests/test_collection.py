@@ -9,10 +9,10 @@ import kinds
 import planned
 import pytest
 
-from tpshard import manifest as manifests
 from tpshard.collection import uncollected
 from tpshard.errors import DamagedError, LayoutError
 from tpshard.layout import whole_layout
+from tpshard.manifestreader import parsed
 from tpshard.place import place_native
 from tpshard.plan import build_plan
 
@@ -47,5 +47,5 @@ def test_planning_leaves_it_as_it_was(enabled: bool) -> None:
         build_plan(place_native(whole).placed, place_native(other).placed)
     assert gc.isenabled() == enabled
     with pytest.raises(DamagedError):
-        manifests.parsed(b"{}", "tpshard.json")
+        parsed(b"{}", "tpshard.json")
     assert gc.isenabled() == enabled

@@ -18,7 +18,8 @@ from tpshard import manifest as manifests
 from tpshard import registry
 from tpshard.errors import DamagedError, LayoutError, TpshardError, UnsupportedError
 from tpshard.header import build_header
-from tpshard.manifest import Manifest, Note, Origin, RankFile, SideFile, dumped, parsed
+from tpshard.manifest import Manifest, Note, Origin, RankFile, SideFile, dumped
+from tpshard.manifestreader import parsed
 from tpshard.partition import Dim, Heads, Padded, Units, replicated
 from tpshard.place import place_native
 from tpshard.plan import stored_bytes
@@ -35,6 +36,7 @@ def digest(*parts: object) -> str:
 
 def manifest_of(tensors: Tensors, tp_size: int, algorithm: str = "xxh3_128", files: int = 1) -> Manifest:
     layout = planned.native(tensors, tp_size)
+    times = 2 if algorithm == "sha256" else 1
     logicals = tuple(layout.tensors.values())
     sources = []
     for number in range(files):
@@ -49,7 +51,7 @@ def manifest_of(tensors: Tensors, tp_size: int, algorithm: str = "xxh3_128", fil
     for row in placed.extents:
         for extent in row:
             if extent is not None:
-                held[extent.file].append(digest(extent.tensor, extent.file))
+                held[extent.file].append(digest(extent.tensor, extent.file) * times)
     return Manifest(
         tp_size,
         in_order,
@@ -62,7 +64,7 @@ def manifest_of(tensors: Tensors, tp_size: int, algorithm: str = "xxh3_128", fil
             "c" * 64,
             tuple(sources),
             ("model.safetensors.index.json", b'{"weight_map": {}}\n') if files > 1 else None,
-            tuple(digest(t.name) for t in in_order) if algorithm else (),
+            tuple(digest(t.name) * times for t in in_order) if algorithm else (),
         ),
         (SideFile("config.json", 321, "d" * 64), SideFile("custom/köde.py", 0, "e" * 64)),
         tuple(
@@ -107,7 +109,7 @@ def bare(document: Document) -> bytes:
 
 def sealed(document: Document) -> bytes:
     """As if tpshard itself had written this: what is then refused is refused for what it says."""
-    return bare({**document, "checksum": manifests._checksum(document)})
+    return bare({**document, "checksum": manifests.checksum(document)})
 
 
 # -- there and back ------------------------------------------------------------------------------------------
@@ -279,8 +281,11 @@ def test_values_of_other_types_are_refused() -> None:
         (("layout",), "0" * 64, "layout does not belong to the cuts"),
         (("content",), "0" * 64, "content does not belong to the tensors"),
         (("algorithm",), "md5", "'md5', a digest that this tpshard does not know"),
-        (("algorithm",), "", "digests for"),
-        (("source", "digests"), [], "has 0 digests for 5 tensors"),
+        (("algorithm",), "", "digests is not a row of digests by no algorithm"),
+        (("source", "digests"), [], "digests is a list, not text"),
+        (("source", "digests"), "", "has 0 digests for 5 tensors"),
+        (("source", "digests"), "0" * 33, "is not a row of digests"),
+        (("source", "digests"), "X" * 160, "is not a row of digests"),
         (("axes", "heads", "query_heads"), 8, "lists runs that do not follow|no axis has"),
         (("axes", "heads", "query_heads"), 7, "7 query heads cannot be grouped over 2 kv heads"),
         (("axes", "heads", "kv_heads"), 0, "kv_heads is 0, not a positive whole number"),

@@ -17,7 +17,7 @@ from test_manifest import DOCUMENT, PLACES, WHERE, Tensors, at, bare, document_o
 from tpshard import sourcefiles
 from tpshard.errors import DamagedError, TpshardError
 from tpshard.header import build_header
-from tpshard.manifest import parsed
+from tpshard.manifestreader import parsed
 from tpshard.partition import replicated
 
 
@@ -67,7 +67,7 @@ def test_many_ranks_of_little() -> None:
     document = deepcopy(DOCUMENT)
     many = 20_000
     document["tp_size"] = many
-    document["files"] = [{"name": f"{n}", "rank": n, "size": 0, "digests": []} for n in range(many)]
+    document["files"] = [{"name": f"{n}", "rank": n, "size": 0, "digests": ""} for n in range(many)]
     segments = ["whole*1"] * 20_000
     document["dims"] = [{"extent": 20_000, "ranks": [""] * many, "segments": segments}]
     bounded(bare(document))
@@ -79,7 +79,7 @@ def test_many_kinds_on_many_ranks() -> None:
     tensors: Tensors = {f"t{n}": ("U8", (replicated(n),)) for n in range(1, 3000)}
     document = document_of(manifest_of(tensors, 1, ""))
     document["tp_size"] = many = 3000
-    document["files"] = [{"name": f"{n}", "rank": n, "size": 0, "digests": []} for n in range(many)]
+    document["files"] = [{"name": f"{n}", "rank": n, "size": 0, "digests": ""} for n in range(many)]
     with pytest.raises(DamagedError, match="more kinds of tensors than 3000 ranks"):
         parsed(bare(document), WHERE)
     bounded(bare(document))

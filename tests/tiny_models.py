@@ -19,6 +19,8 @@ import torch
 import transformers as T
 from safetensors.torch import load_file
 
+from tpshard.selftest import models
+
 T.logging.disable_progress_bar()
 torch.set_num_threads(1)  # matrices of 32 x 32: threads only wait for each other
 
@@ -111,17 +113,8 @@ def architecture(config: Any) -> Any:
 
 def build(name: str) -> Any:
     """The model ``name`` of :data:`MODELS` in float64, all parameters random."""
-    torch.manual_seed(7)
     config = MODELS[name]()
-    model = architecture(config)(config)
-    with torch.no_grad():
-        for key, value in [*model.named_parameters(), *model.named_buffers()]:
-            if value.dim() <= 1 or "norm" in key:
-                if value.is_floating_point() and ("correction" in key or isinstance(value, torch.nn.Parameter)):
-                    value.add_(torch.randn_like(value) * 0.3)
-            elif isinstance(value, torch.nn.Parameter):
-                value.copy_(torch.randn_like(value) * 0.2)
-    return model.double().eval()
+    return models.build(config, 7, torch.float64, architecture(config))
 
 
 def write(name: str, directory: Path) -> dict[str, torch.Tensor]:

@@ -18,10 +18,8 @@ from .checkpoint import place_source
 from .errors import UsageError
 from .execute import execute, hash_extents
 from .findings import Difference
-from .header import WeightsFile
 from .listing import shown
 from .manifest import Manifest
-from .opened import Stamp
 from .options import DEFAULTS, Options, move_settings
 from .plan import Placed, build_plan
 from .reports import Finding, Verification
@@ -59,9 +57,8 @@ def verify(
     root = given_path(shards, "the shards")
     manifest = read_manifest(root)
     report = Verification("verify", str(shards), None if against is None else str(against), manifest.tp_size)
-    opened: list[tuple[WeightsFile, Stamp]] = []
     with _level("structure", report):
-        report.findings += [Finding("structure", p.file, "", p.message) for p in check_files(root, manifest, opened)]
+        report.findings += [Finding("structure", p.file, "", p.message) for p in check_files(root, manifest).problems]
         report.findings += _side_structure(root, manifest)
         report.files_checked = len(manifest.files)
     if not report.findings:
@@ -125,7 +122,7 @@ def _digest(shards: Shards, report: Verification, options: Options) -> None:
         report.bytes_checked += sum(extent.nbytes for extent in extents)
         for number, (extent, digest) in enumerate(zip(extents, digests, strict=True)):
             if digest != expected[number]:
-                file = shards.files[extent.file].name
+                file = manifest.files[extent.file].name
                 message = (
                     f"{file}: {extent.tensor} has {manifest.algorithm} {digest} where {expected[number]} was written"
                 )
@@ -159,7 +156,7 @@ def _bytes(shards: Shards, against: str | os.PathLike[str], report: Verification
             plan.reads,
             plan.writes,
             paths,
-            [(path, file.size) for path, file in zip(shards.paths(), shards.files, strict=True)],
+            [(path, file.size) for path, file in zip(shards.paths(), shards.manifest.files, strict=True)],
             compare=True,
             threads=threads,
             tile_bytes=tile,

@@ -16,6 +16,7 @@ from .accounting import conversion_report, logical_bytes
 from .checkpoint import open_checkpoint, source_files
 from .commit import check_separate
 from .degrees import axes_of, check_degree, equal_degrees, listed
+from .digest import Digests
 from .errors import DamagedError, UsageError
 from .execute import Outcome
 from .layout import cut_layout, whole_layout
@@ -89,7 +90,7 @@ def split(
             config_sha256,
             source_files(opened),
             None if opened.index is None else (opened.index.name, opened.index.raw),
-            tuple(digest or "" for digest in outcome.read_digests) if options.algorithm else (),
+            _row(outcome.read_digests, options.algorithm),
         )
         return _native(
             plan, headed, outcome, report,
@@ -242,15 +243,17 @@ def _native(plan: Plan, headed: Headed, outcome: Outcome, report: Conversion, ma
 
 
 def _rank_files(plan: Plan, outcome: Outcome, algorithm: str) -> tuple[RankFile, ...]:
-    digests: list[list[tuple[int, str]]] = [[] for _ in plan.target.files]
+    digests: list[list[str | None]] = [[] for _ in plan.target.files]
     for extent, digest in zip(plan.writes, outcome.write_digests, strict=True):
-        digests[extent.file].append((extent.offset, digest or ""))
-    for found in digests:
-        found.sort(key=lambda item: item[0])  # stable: empty tensors keep their order
+        digests[extent.file].append(digest)  # writes of a file come in the order in which it holds them
     return tuple(
-        RankFile(file.name, file.rank, file.size, tuple(digest for _, digest in found) if algorithm else ())
+        RankFile(file.name, file.rank, file.size, _row(found, algorithm))
         for file, found in zip(plan.target.files, digests, strict=True)
     )
+
+
+def _row(digests: Iterable[str | None], algorithm: str) -> Sequence[str]:
+    return Digests.of((digest or "" for digest in digests), algorithm) if algorithm else ()
 
 
 def _require_source(manifest: Manifest, outcome: Outcome) -> None:

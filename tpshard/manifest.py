@@ -18,26 +18,21 @@ from typing import Any, NamedTuple
 from . import sourcefiles
 from .collection import uncollected
 from .degrees import axes_of
-from .digest import ALGORITHMS
-from .dimtext import axis_fields, dim_texts, parse_axis, parse_dim, runs_text
-from .errors import DamagedError, LayoutError, UnsupportedError
-from .fields import Fields
+from .dimtext import axis_fields, dim_texts, runs_text
+from .errors import LayoutError, UnsupportedError
 from .layout import Layout, cut_layout
 from .matching import Logical
-from .partition import Axis, Dim, partition, replicated
-from .sourcefiles import SourceFile, packed, parse_source_files, plain_name, reread, unpacked
-from .strictjson import parse_object
+from .partition import Axis, Dim, partition
+from .sourcefiles import SourceFile, packed
 from .table import template_of
 
 NAME = "tpshard.json"
 FORMAT = "tpshard"
 VERSION = 1
 LARGEST = 1 << 30  # bytes of a manifest; 10,000 tensors on 64 ranks take about 30 MB
-LARGEST_CUTS = 1 << 22  # segments of all dimensions on all ranks; 200 kinds of tensors on 64 ranks have some 50,000
 _CutNumbers = tuple[int | None, ...]  # by dimension: its number in the manifest's list, None where it is kept whole
 
-_CHECKSUM = "checksum"
-_AGAIN = "copy the directory again, or split again"
+CHECKSUM = "checksum"
 
 
 @dataclass(frozen=True)
@@ -59,12 +54,12 @@ class SideFile:
 
 @dataclass(frozen=True)
 class RankFile:
-    """A file of a rank, with the digest of every tensor in it, in stored order."""
+    """A file of a rank, with the digest of every tensor in it, in stored order; empty where none was taken."""
 
     name: str
     rank: int
     size: int
-    digests: tuple[str, ...]
+    digests: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -76,7 +71,7 @@ class Origin:
     config_sha256: str
     files: tuple[SourceFile, ...]
     index: tuple[str, bytes] | None
-    digests: tuple[str, ...]  # of every logical tensor, in source order
+    digests: Sequence[str]  # of every logical tensor, in source order; empty where none was taken
 
     def content(self, tensors: Sequence[Logical]) -> str:
         """sha256 over names, dtypes, shapes and digests of all tensors: the identity of the weights."""
@@ -158,7 +153,7 @@ def dumped(manifest: Manifest) -> bytes:
         "aliases": dict(manifest.aliases),
         "source": {
             "label": origin.label,
-            "digests": list(origin.digests),
+            "digests": "".join(origin.digests),
             "index": None if origin.index is None else {"name": origin.index[0], "bytes": packed(origin.index[1])},
             "files": [
                 {
@@ -172,15 +167,17 @@ def dumped(manifest: Manifest) -> bytes:
             ],
         },
         "side_files": [{"path": f.path, "size": f.size, "sha256": f.sha256} for f in manifest.side_files],
-        "files": [{"name": f.name, "rank": f.rank, "size": f.size, "digests": list(f.digests)} for f in manifest.files],
+        "files": [
+            {"name": f.name, "rank": f.rank, "size": f.size, "digests": "".join(f.digests)} for f in manifest.files
+        ],
     }
-    document[_CHECKSUM] = _checksum(document)
+    document[CHECKSUM] = checksum(document)
     return _lines(document).encode("utf-8")
 
 
-def _checksum(document: Mapping[str, Any]) -> str:
+def checksum(document: Mapping[str, Any]) -> str:
     """sha256 over the canonical text of everything but the checksum itself, hex: finds what no other field covers."""
-    rest = {key: value for key, value in document.items() if key != _CHECKSUM}
+    rest = {key: value for key, value in document.items() if key != CHECKSUM}
     return hashlib.sha256(_lines(rest).encode("utf-8")).hexdigest()
 
 
@@ -230,152 +227,3 @@ def _lines(document: Mapping[str, Any]) -> str:
             text = short(value)
         parts.append(f" {json.dumps(key)}: {text}")
     return "{\n" + ",\n".join(parts) + "\n}\n"
-
-
-@uncollected()
-def parsed(raw: bytes, where: str) -> Manifest:
-    """Read a manifest back and check that it agrees with itself.
-
-    ``where`` opens every message (the path of the file).
-
-    Raises:
-        DamagedError: it is not a manifest, contradicts itself, or was edited.
-        UnsupportedError: it is of a newer format version.
-    """
-    document = Fields(parse_object(raw, where, f"{_AGAIN}.".capitalize()), where, _AGAIN)
-    if "format" not in document or document["format"].value != FORMAT:
-        document.wrong(f"is not a manifest of {FORMAT}")
-    version = document["version"].whole(1)
-    if version > VERSION:
-        raise UnsupportedError(
-            f"{where} has format version {version} and this tpshard reads up to {VERSION}; install a newer tpshard"
-        )
-    try:
-        return _parsed(document)
-    except (LayoutError, UnsupportedError) as error:
-        document.wrong(f"contradicts itself: {error}")
-
-
-def _parsed(document: Fields) -> Manifest:
-    tp_size = document["tp_size"].whole(1, 1 << 20)
-    rank_files = _rank_files(document["files"], tp_size)
-    source = document["source"]
-    files = parse_source_files(source["files"])
-    try:
-        kept = [reread(file, document.where) for file in files]
-    except (DamagedError, UnsupportedError) as error:
-        source.wrong(f"keeps a header that is none: {error}")
-    tensors = tuple(Logical(t.name, t.dtype, t.shape) for file in kept for t in file.tensors)
-    if len({tensor.name for tensor in tensors}) != len(tensors):
-        source.wrong("names a tensor twice")
-    axes = {name: parse_axis(name, item.mapping()) for name, item in document["axes"].pairs()}
-    dims, notes = _dims_of(document, tensors, axes, tp_size)
-    index = source["index"]
-    algorithm = document["algorithm"].text()
-    manifest = Manifest(
-        tp_size,
-        tensors,
-        dims,
-        notes,
-        {alias: target.text() for alias, target in document["aliases"].pairs()},
-        Origin(
-            source["label"].text(),
-            document["family"].text(),
-            document["config_sha256"].text(),
-            files,
-            None
-            if index.value is None
-            else (plain_name(index["name"]), unpacked(index["bytes"], sourcefiles.LARGEST_FRAME)),
-            tuple(source["digests"].texts()),
-        ),
-        tuple(
-            SideFile(plain_name(item["path"]), item["size"].whole(), item["sha256"].text())
-            for item in document["side_files"].items()
-        ),
-        rank_files,
-        algorithm,
-        document["max_file_bytes"].whole(),
-    )
-    if algorithm not in ("", *ALGORITHMS):
-        document["algorithm"].wrong(f"is {algorithm!r}, a digest that this tpshard does not know")
-    if len(manifest.origin.digests) != (len(tensors) if algorithm else 0):
-        source["digests"].wrong(f"has {len(manifest.origin.digests)} digests for {len(tensors)} tensors")
-    if manifest.layout.digest != document["layout"].text():
-        document["layout"].wrong("does not belong to the cuts that the manifest describes")
-    if manifest.content != document["content"].text():
-        document["content"].wrong("does not belong to the tensors and digests that the manifest lists")
-    try:
-        intact = document[_CHECKSUM].text() == _checksum(document.value)
-    except RecursionError:
-        intact = False
-    if not intact:
-        document.wrong("is damaged or was edited: its checksum does not fit")
-    return manifest
-
-
-def _rank_files(item: Fields, tp_size: int) -> tuple[RankFile, ...]:
-    files = tuple(
-        RankFile(
-            plain_name(file["name"]),
-            file["rank"].whole(0, tp_size - 1),
-            file["size"].whole(),
-            tuple(file["digests"].texts()),
-        )
-        for file in item.items()
-    )
-    ranks = {file.rank for file in files}
-    if len(ranks) < tp_size:  # before anything is worked out for tp_size ranks, however many that claims to be
-        lacking = next(rank for rank in range(tp_size) if rank not in ranks)
-        item.wrong(f"lists no file for rank {lacking} of {tp_size}")
-    return files
-
-
-def _dims_of(
-    document: Fields, tensors: Sequence[Logical], axes: Mapping[str, Axis], tp_size: int
-) -> tuple[dict[str, tuple[Dim, ...]], dict[str, Note]]:
-    numbered: list[Dim] = []
-    room = LARGEST_CUTS // tp_size
-    for item in document["dims"].items():
-        texts = item["segments"].texts()
-        room -= len(texts)
-        if room < 0:
-            document["dims"].wrong(f"lists more segments than {tp_size} ranks of any model have")
-        dim = parse_dim(texts, axes)
-        if len(item["ranks"].texts()) != tp_size:
-            item.wrong(f"lists the runs of {len(item['ranks'].texts())} ranks where there are {tp_size}")
-        if [runs_text(runs) for runs in partition(dim, tp_size).ranks] != item["ranks"].texts():
-            item.wrong("lists runs that do not follow from its segments")
-        numbered.append(dim)
-    by_name: dict[str, Fields] = {}
-    by_pattern: dict[str, Fields] = {}
-    for item in document["tensors"].items():
-        if "names" in item:
-            by_name.update(dict.fromkeys(item["names"].texts(), item))
-        else:
-            by_pattern[item["pattern"].text()] = item
-    dims: dict[str, tuple[Dim, ...]] = {}
-    notes: dict[str, Note] = {}
-    known: dict[tuple[int, tuple[int, ...]], tuple[tuple[Dim, ...], Note]] = {}
-    for tensor in tensors:
-        found = by_name.get(tensor.name) or by_pattern.get(template_of(tensor.name)[0])
-        if found is None:
-            document["tensors"].wrong(f"does not describe {tensor.name}")
-        if found["dtype"].value != tensor.dtype or found["shape"].value != list(tensor.shape):
-            found.wrong(f"gives another dtype or shape than the header of {tensor.name}: {tensor.dtype} {tensor.shape}")
-        key = id(found.value), tensor.shape
-        if key not in known:
-            room -= 1 + len(tensor.shape)
-            if room < 0:
-                document["tensors"].wrong(f"describes more kinds of tensors than {tp_size} ranks of any model have")
-            cut = [None if item.value is None else numbered_at(item, numbered) for item in found["cut"].items()]
-            whole = [dim or replicated(length) for dim, length in zip(cut, tensor.shape, strict=False)]
-            if len(cut) != len(tensor.shape) or [dim.extent for dim in whole] != list(tensor.shape):
-                found.wrong(f"does not fit the shape {list(tensor.shape)} of {tensor.name}")
-            known[key] = tuple(whole), Note(found["role"].text(), found["note"].text())
-        dims[tensor.name], notes[tensor.name] = known[key]
-    return dims, notes
-
-
-def numbered_at(item: Fields, numbered: Sequence[Dim]) -> Dim:
-    """The dimension with the number that the field gives."""
-    return numbered[item.whole(0, len(numbered) - 1)]

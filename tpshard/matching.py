@@ -97,8 +97,9 @@ def match(table: Table, tensors: Iterable[Logical], *, copy_unknown: bool = Fals
         raise min(wrong, key=lambda item: item[0])[1]  # the table's order: the tensor that explains the others first
     if unknown and not copy_unknown:
         raise UnsupportedError(
-            f"{_listed(unknown)}: no rule of the table knows {'this tensor' if len(unknown) == 1 else 'these tensors'}, "
-            "so how to cut is unknown; use --copy-unknown to keep such tensors whole on every rank"
+            f"{_listed(unknown)}: no rule of the table knows "
+            f"{'this tensor' if len(unknown) == 1 else 'these tensors'}, so how to cut is unknown; "
+            "use --copy-unknown to keep such tensors whole on every rank"
         )
     _require_complete(table, prefix, present)
     tied = {alias.replace("@", prefix, 1): target.replace("@", prefix, 1) for alias, target in table.tied.items()}

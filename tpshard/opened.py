@@ -54,6 +54,25 @@ def open_weights(root: Path, name: str, format: str) -> tuple[WeightsFile, Stamp
         os.close(descriptor)
 
 
+def same_start(path: Path, start: bytes, size: int) -> Stamp | None:
+    """The stamp of a file of exactly ``size`` bytes that begins with ``start``; None for any other.
+
+    Raises:
+        StorageError: it cannot be opened or read.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise storage_error(error, path, "opening it") from None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size != size:
+            return None
+        return stamp_of(status) if _reader(descriptor, path)(0, len(start)) == start else None
+    finally:
+        os.close(descriptor)
+
+
 def require_unchanged(root: Path, names: Iterable[str], stamps: Iterable[Stamp]) -> None:
     """Raise DamagedError, naming the file, if one of ``root/names`` is not as its stamp says by now."""
     for name, stamp in zip(names, stamps, strict=True):

@@ -7,7 +7,7 @@ front to back writes every target front to back.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 from .collection import uncollected
 from .errors import DamagedError
@@ -25,7 +25,28 @@ class Headed(NamedTuple):
     """A placed layout and the first bytes of every file."""
 
     placed: Placed
-    headers: tuple[bytes, ...]
+    headers: Sequence[bytes]
+
+
+class _RankHeaders(Sequence[bytes]):
+    """The headers of ranks' files, each made when it is asked for: those of alike ranks differ in the rank alone."""
+
+    def __init__(self, made: Sequence[tuple[bytes, int]], size: int) -> None:
+        self._made = made  # the header of rank 0, and the rank whose it is to be
+        self._width = len(str(size))
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    @overload
+    def __getitem__(self, at: int) -> bytes: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[bytes]: ...
+    def __getitem__(self, at: int | slice) -> bytes | Sequence[bytes]:
+        if isinstance(at, slice):
+            return [self[n] for n in range(*at.indices(len(self)))]
+        blank, rank = self._made[at]
+        return _replaced(blank, _RANK, 0, rank, self._width)
 
 
 def rank_file_name(rank: int, tp_size: int, part: int = 0, parts: int = 1) -> str:
@@ -60,7 +81,7 @@ def place_native(layout: Layout, max_file_bytes: int = 0) -> Headed:
     shapes = [stored.shapes for stored in layout.stored]
     columns: list[list[Extent | None]] = []  # by rank and stored tensor
     files: list[PlacedFile] = []
-    headers: list[bytes] = []
+    headers: list[tuple[bytes, int]] = []
     laid: dict[int, list[_Laid]] = {}
     for rank, first in enumerate(_alike(shapes, size)):
         if first == rank:
@@ -71,9 +92,9 @@ def place_native(layout: Layout, max_file_bytes: int = 0) -> Headed:
             for n, name, at, length in members:
                 column[n] = Extent(name, number, at, length)
             files.append(PlacedFile(rank_file_name(rank, size, part, len(laid[first])), end, rank))
-            headers.append(_replaced(blank, _RANK, 0, rank, len(str(size))))
+            headers.append((blank, rank))
         columns.append(column)
-    return Headed(Placed(layout, tuple(files), tuple(zip(*columns, strict=True))), tuple(headers))
+    return Headed(Placed(layout, tuple(files), tuple(zip(*columns, strict=True))), _RankHeaders(headers, size))
 
 
 _Shapes = Sequence[tuple[tuple[int, ...] | None, ...]]

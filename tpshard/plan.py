@@ -232,7 +232,7 @@ def _tasks(
     writes: _Numbered,
 ) -> tuple[Task, ...]:
     """One task for each set of logical tensors that share stored tensors, in the target's order."""
-    shared: dict[int, tuple[Strip, ...]] = {}  # by identity of the join: the strips of a tensor that is stored by itself
+    shared: dict[int, tuple[Strip, ...]] = {}  # by identity of the join
     tasks = []
     # As many stored as logical tensors, each of those in one piece: every tensor is stored by itself.
     alone = len(reads.held) == len(writes.held) == len(joined)

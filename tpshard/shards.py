@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,8 +17,9 @@ from .errors import DamagedError, StorageError, TpshardError, UsageError
 from .header import WeightsFile
 from .listing import shown, storage_error
 from .manifest import Manifest, RankFile
-from .opened import Stamp, open_weights, require_unchanged
-from .place import place_opened, rank_metadata
+from .manifestreader import parsed
+from .opened import Stamp, open_weights, require_unchanged, same_start
+from .place import Headed, place_native, place_opened, rank_metadata, sealed
 from .plan import Placed
 
 
@@ -32,29 +36,52 @@ class Shards:
 
     root: Path
     manifest: Manifest
-    files: tuple[WeightsFile, ...]  # in the manifest's order
     placed: Placed
-    stamps: tuple[Stamp, ...]
+    stamps: tuple[Stamp, ...]  # of the ranks' files, in the manifest's order
 
-    def expected(self) -> dict[int, str]:
+    @cached_property
+    def files(self) -> tuple[WeightsFile, ...]:
+        """What the ranks' files hold by their own headers, in the manifest's order."""
+        return tuple(open_weights(self.root, file.name, "safetensors")[0] for file in self.manifest.files)
+
+    def expected(self) -> Mapping[int, str]:
         """The promised digest of every stored tensor, by its number in the reads of a plan from this layout."""
-        if not self.manifest.algorithm:
-            return {}
-        by_place = {
-            (number, info.name): digest
-            for number, (file, recorded) in enumerate(zip(self.files, self.manifest.files, strict=True))
-            for info, digest in zip(file.tensors, recorded.digests, strict=True)
-        }
-        flat = (extent for row in self.placed.extents for extent in row if extent is not None)
-        return {number: by_place[extent.file, extent.tensor] for number, extent in enumerate(flat)}
+        return Promised(self.placed, self.manifest) if self.manifest.algorithm else {}
 
     def paths(self) -> list[Path]:
         """The ranks' files, in the manifest's order."""
-        return [self.root / file.name for file in self.files]
+        return [self.root / file.name for file in self.manifest.files]
 
     def check_unchanged(self) -> None:
         """Raise DamagedError if a file is no longer the one that was opened."""
-        require_unchanged(self.root, [file.name for file in self.files], self.stamps)
+        require_unchanged(self.root, [file.name for file in self.manifest.files], self.stamps)
+
+
+class Promised(Mapping[int, str]):
+    """The digests that a manifest promises, by the number of the stored tensor in a plan's reads."""
+
+    def __init__(self, placed: Placed, manifest: Manifest) -> None:
+        extents = [extent for row in placed.extents for extent in row if extent is not None]
+        order = sorted(range(len(extents)), key=lambda n: (extents[n].file, extents[n].offset))  # stable, as in files
+        self._files = array("L", [extent.file for extent in extents])
+        self._at = array("L", bytes(len(extents) * array("L").itemsize))
+        seen = [0] * len(placed.files)
+        for number in order:
+            file = extents[number].file
+            self._at[number] = seen[file]
+            seen[file] += 1
+        self._digests = [file.digests for file in manifest.files]
+
+    def __getitem__(self, number: int) -> str:
+        if not 0 <= number < len(self):
+            raise KeyError(number)
+        return self._digests[self._files[number]][self._at[number]]
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self)))
 
 
 def given_path(path: str | os.PathLike[str], what: str) -> Path:
@@ -99,7 +126,7 @@ def read_manifest(root: Path) -> Manifest:
         raw = path.read_bytes()
     except OSError as error:
         raise storage_error(error, path, "reading it") from None
-    return manifests.parsed(raw, shown(path))
+    return parsed(raw, shown(path))
 
 
 def _no_shards(root: Path) -> UsageError:
@@ -122,44 +149,94 @@ def open_shards(path: str | os.PathLike[str]) -> Shards:
     """
     root = given_path(path, "the shards")
     manifest = read_manifest(root)
-    opened: list[tuple[WeightsFile, Stamp]] = []
-    for problem in check_files(root, manifest, opened):
+    checked = check_files(root, manifest)
+    for problem in checked.problems:
         raise DamagedError(f"{problem.message}; copy the file again, or split again")
-    files = tuple(file for file, _ in opened)
-    placed = place_opened(manifest.layout, [(f, r.rank) for f, r in zip(files, manifest.files, strict=True)])
-    return Shards(root, manifest, files, placed, tuple(stamp for _, stamp in opened))
+    return Shards(root, manifest, checked.placed(manifest), checked.stamps())
 
 
-def check_files(root: Path, manifest: Manifest, opened: list[tuple[WeightsFile, Stamp]]) -> Iterator[Problem]:
-    """Hold every rank's file against the manifest, by its header alone; good files are added to ``opened``."""
-    by_rank: dict[int, list[RankFile]] = {rank: [] for rank in range(manifest.tp_size)}
-    for recorded in manifest.files:
-        by_rank[recorded.rank].append(recorded)
-    for rank, files in by_rank.items():
-        if not files:
-            yield Problem(manifests.NAME, f"{shown(root / manifests.NAME)} lists no file for rank {rank}")
-    for recorded in manifest.files:
+@dataclass(frozen=True)
+class Checked:
+    """What holding the ranks' files against the manifest came to.
+
+    ``opened`` are the files whose headers had to be read tensor by tensor; ``native`` is where the
+    tensors lie if every header is, byte for byte, the one that tpshard writes.
+    """
+
+    problems: tuple[Problem, ...]
+    native: Placed | None
+    opened: tuple[tuple[WeightsFile | None, Stamp], ...]
+
+    def stamps(self) -> tuple[Stamp, ...]:
+        """Of the files, in the manifest's order."""
+        return tuple(stamp for _, stamp in self.opened)
+
+    def placed(self, manifest: Manifest) -> Placed:
+        """The layout where the files hold it; only where there is no problem."""
+        if self.native is not None:
+            return self.native
+        files = [(file, recorded.rank) for (file, _), recorded in zip(self.opened, manifest.files, strict=True) if file]
+        return place_opened(manifest.layout, files)
+
+
+def check_files(root: Path, manifest: Manifest) -> Checked:
+    """Hold every rank's file against the manifest, by its header alone.
+
+    Headers that are what tpshard writes are compared as bytes, which needs no parsing; any other is
+    read tensor by tensor.
+    """
+    problems: list[Problem] = []
+    headed = _as_written(manifest)
+    opened: list[tuple[WeightsFile | None, Stamp]] = []
+    for number, recorded in enumerate(manifest.files):
         path = root / recorded.name
         if _is_missing(path):
-            yield Problem(recorded.name, f"{shown(path)} is missing: the file of rank {recorded.rank}")
+            problems.append(Problem(recorded.name, f"{shown(path)} is missing: the file of rank {recorded.rank}"))
             continue
+        if headed is not None:
+            header = sealed(headed.headers[number], manifest.content)
+            stamp = same_start(path, header, headed.placed.files[number].size)
+            if stamp is not None:
+                opened.append((None, stamp))
+                continue
         try:
             file, stamp = open_weights(root, recorded.name, "safetensors")
         except StorageError:
             raise
         except TpshardError as error:
-            yield Problem(recorded.name, str(error))
+            problems.append(Problem(recorded.name, str(error)))
             continue
         message = _mismatch(manifest, recorded, file)
         if message:
-            yield Problem(recorded.name, f"{shown(path)} {message}")
+            problems.append(Problem(recorded.name, f"{shown(path)} {message}"))
         else:
             opened.append((file, stamp))
-    if len(opened) == len(manifest.files):
-        try:
-            place_opened(manifest.layout, [(f, r.rank) for (f, _), r in zip(opened, manifest.files, strict=True)])
-        except DamagedError as error:
-            yield Problem(manifests.NAME, str(error))
+    if problems:
+        return Checked(tuple(problems), None, tuple(opened))
+    if headed is not None and all(file is None for file, _ in opened):
+        return Checked((), headed.placed, tuple(opened))
+    files = [
+        (file or open_weights(root, recorded.name, "safetensors")[0], stamp)
+        for (file, stamp), recorded in zip(opened, manifest.files, strict=True)
+    ]
+    try:
+        place_opened(manifest.layout, [(f, r.rank) for (f, _), r in zip(files, manifest.files, strict=True)])
+    except DamagedError as error:
+        problems.append(Problem(manifests.NAME, str(error)))
+    return Checked(tuple(problems), None, tuple(files))
+
+
+def _as_written(manifest: Manifest) -> Headed | None:
+    """The files as tpshard writes them, if the manifest lists them so."""
+    headed = place_native(manifest.layout, manifest.max_file_bytes)
+    listed = [(file.name, file.size, file.rank) for file in manifest.files]
+    counted = Counter(extent.file for row in headed.placed.extents for extent in row if extent is not None)
+    told = [len(file.digests) for file in manifest.files]
+    if listed != [tuple(file) for file in headed.placed.files]:
+        return None
+    if manifest.algorithm and told != [counted[number] for number in range(len(told))]:
+        return None
+    return headed
 
 
 def _is_missing(path: Path) -> bool:

@@ -201,12 +201,8 @@ class Tiler:
                     blanks.append(Blank(pos, size, 1, size, extent, at))
                 for end, (other, column) in enumerate(segment.others, 1):
                     other_at = source_at(other, column * tall + done)
-                    equals.append(
-                        Equal(
-                            pos, places[index, end], size, 1, size, size, extent, at,
-                            reads[sources[other].extent], other_at,
-                        )  # fmt: skip
-                    )
+                    twin = reads[sources[other].extent]
+                    equals.append(Equal(pos, places[index, end], size, 1, size, size, extent, at, twin, other_at))
         stores, runs = self._gather(task, strip, outgoing)
         return Tile(loads, equals, blanks, Moves(clears, runs, ()) if clears or runs else _NOTHING, stores)
 

@@ -34,9 +34,9 @@ class Loss:
 def inputs_for(skeleton: Skeleton, sequences: int, tokens: int, seed: int) -> dict[str, Any]:
     """Random token ids ``[sequences, tokens]`` with a mask of ones, as the model takes them."""
     table = skeleton.model.get_input_embeddings()
-    ids = torch.randint(
-        0, int(table.weight.shape[0]), (sequences, tokens), generator=torch.Generator().manual_seed(seed)
-    )
+    path = next(path for path, module in skeleton.modules.items() if module is table)
+    vocabulary = skeleton.parameters[f"{path}.weight"].shape[0]  # as the model has it: a rank's own may be narrower
+    ids = torch.randint(0, vocabulary, (sequences, tokens), generator=torch.Generator().manual_seed(seed))
     takes = inspect.signature(skeleton.model.forward).parameters
     inputs: dict[str, Any] = {"input_ids": ids}
     if "attention_mask" in takes:

@@ -319,7 +319,8 @@ def heads_permuted(s: Scratch) -> Expected:
     """Two query heads of one group exchanged together with everything that belongs to them"""
     q, o = s.last("q", "qkv"), s.last("o")
     group = _group(s, q)
-    _no_norm_over_heads(s, q)
+    _no_norm_of_heads(s, q)
+    _not_by_bytes(s, q, "qkv_bias")
     for rank in s.ranks():
         held = sorted(queries(s, rank, q))
         pair = next(((a, b) for a in held for b in held if a < b and a // group == b // group), None)
@@ -338,16 +339,25 @@ def _group(s: Scratch, q: str) -> int:
     return axis.group if isinstance(axis, Heads) else 1
 
 
-def _no_norm_over_heads(s: Scratch, q: str) -> None:
-    if any(s.dims(name)[0].axes for name in s.layer(q, "norm")):
-        raise NotHereError("a norm over all heads compares them in their order")
+def _not_by_bytes(s: Scratch, q: str, *roles: str) -> None:
+    """A bias of keys cancels in the softmax, so the verifier compares it by bytes, which are others here."""
+    if s.layer(q, *roles):
+        raise NotHereError("a bias of keys is compared by bytes")
+
+
+def _no_norm_of_heads(s: Scratch, q: str) -> None:
+    """Where queries pass through a norm of their own, its output is compared head by head, in its place."""
+    attention = q.rsplit(".", 2)[0]
+    if any(name.startswith(f"{attention}.") for name in s.layer(q, "norm")):
+        raise NotHereError("a norm compares heads in their order")
 
 
 @mutant("attention exchanged between ranks", kind=EQUIVALENT)
 def attention_exchanged(s: Scratch) -> Expected:
     """Two ranks exchange all that belongs to their heads"""
     q = s.last("q", "q_b", "qkv")
-    _no_norm_over_heads(s, q)
+    _no_norm_of_heads(s, q)
+    _not_by_bytes(s, q, "k_bias", "qkv_bias")
     roles = ("q", "k", "v", "qkv", "q_b", "kv_b", "o", "q_bias", "k_bias", "v_bias", "qkv_bias", "sinks")
     exchange(s, s.layer(q, *roles))
     return Expected(())

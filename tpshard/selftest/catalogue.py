@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .scratch import Scratch, layer_of
 
 RESEALED, UNSEALED, PLAN, EQUIVALENT = "resealed", "unsealed", "plan", "equivalent"
-_SAME_IN_MEMORY = {"block_sparse_moe": "mlp"}  # the module's name in transformers 5, where the files have another
+_SAME_IN_MEMORY = {"block_sparse_moe": "mlp", "embed_out": "lm_head"}  # the module's name in transformers 5, where the files have another
 
 
 @dataclass(frozen=True)

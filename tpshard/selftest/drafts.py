@@ -181,9 +181,7 @@ class Draft:
             return open_shards(directory)
         vars(manifest)["layout"] = layout  # what the manifest's dimensions cannot say
         opened = [open_weights(directory, file.name, "safetensors") for file in files]
-        return Shards(
-            directory, manifest, tuple(file for file, _ in opened), headed.placed, tuple(stamp for _, stamp in opened)
-        )
+        return Shards(directory, manifest, headed.placed, tuple(stamp for _, stamp in opened))
 
     def _carried(self, directory: Path, path: str) -> SideFile:
         raw = (self.source.root / path).read_bytes()

@@ -6,12 +6,9 @@ twice or a norm cut wrongly changes no number. Weights are bfloat16, as released
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
-
-os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 import torch
 import transformers
@@ -47,7 +44,7 @@ FAMILIES: dict[str, Family] = {  # cheapest first
     "llama": Family("grouped queries, 4 ranks share 2 KV heads", _t("Llama", **(_GQA | _ODD), tie_word_embeddings=False)),
     "qwen2": Family("biases of q, k, v", _t("Qwen2", **_GQA, tie_word_embeddings=False)),
     "qwen3": Family("norms of every head, tied head, heads wider than hidden", _t("Qwen3", **_WIDE, tie_word_embeddings=True)),
-    "gpt_neox": Family("q, k, v fused head by head, biases", _t("GPTNeoX", **_MHA)),
+    "gpt_neox": Family("q, k, v fused head by head, biases", _t("GPTNeoX", **_MHA, rotary_pct=0.5)),
     "phi3": Family("q, k, v and gate, up fused in blocks", _t("Phi3", **_PAIR, pad_token_id=0)),
     "gpt2": Family("matrices stored in x out", _t(
         "GPT2", n_embd=32, n_head=4, n_layer=2, vocab_size=97, n_positions=64
@@ -95,11 +92,14 @@ def randomise(model: Any, seed: int) -> None:
                 value.copy_(noise(value) * 0.2)
 
 
-def build(config: Any, seed: int, dtype: torch.dtype = torch.bfloat16) -> Any:
-    """A language model of the config, in evaluation mode, all parameters random."""
+def build(config: Any, seed: int, dtype: torch.dtype = torch.bfloat16, architecture: Any = None) -> Any:
+    """A language model of the config, in evaluation mode, all parameters random.
+
+    ``architecture`` is its class, where the config alone does not say it.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config)
+        model = (architecture or transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])(config)
     randomise(model, seed)
     return model.to(dtype).eval()
 

@@ -14,15 +14,30 @@ ROW_BIASES = ("o_bias", "down_bias", "expert_down_bias")
 
 
 def layer_norms(s: Scratch) -> list[str]:
-    """The weights of the last layer's norms, whole ones only."""
+    """The weights of the last layer's own norms: those around its blocks."""
+    return _whole_norms(s, inside=False)
+
+
+def _whole_norms(s: Scratch, *, inside: bool) -> list[str]:
     names = [
         name
         for name in s.names("norm")
-        if layer_of(name) and not s.dims(name)[0].axes and s.manifest.notes[name].text != NEEDS_SUM
+        if (layer := layer_of(name))
+        and (name[len(layer) + 1 :].count(".") > 1) == inside
+        and not s.dims(name)[0].axes
+        and s.manifest.notes[name].text != NEEDS_SUM
     ]
     if not names:
-        raise NotHereError("no norm that is whole")
+        raise NotHereError("no such norm")
     return [name for name in names if layer_of(name) == layer_of(names[-1])]
+
+
+@mutant("norm inside attention at ones on one rank")
+def norm_inside(s: Scratch) -> Expected:
+    """A norm inside attention (of every head, or of a latent) left at one on one rank"""
+    name = _whole_norms(s, inside=True)[0]
+    s.change(name, 1, torch.ones_like)
+    return block(name)
 
 
 @mutant("norm left at ones on one rank")

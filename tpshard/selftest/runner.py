@@ -5,8 +5,12 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
+
+import torch
+from transformers.utils import logging
 
 from tpshard.errors import UsageError
 from tpshard.numerics import require
@@ -43,7 +47,7 @@ def selftest(
             raise UsageError(f"the self-test has no family '{family}'; choose among {', '.join(FAMILIES)}")
     report = SelfTest("selftest", quick=quick, families=chosen, versions=require())
     tell = progress or (lambda text: None)
-    with tempfile.TemporaryDirectory(prefix="tpshard-selftest-") as directory:
+    with tempfile.TemporaryDirectory(prefix="tpshard-selftest-") as directory, _undisturbed():
         shop = Workshop(Path(directory))
         try:
             _plant_all(report, shop, chosen, quick, tell)
@@ -53,6 +57,23 @@ def selftest(
     _add_up(report)
     report.seconds = time.monotonic() - began
     return report
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """One thread, since these matrices are so small that threads only wait, and no word of transformers."""
+    threads, verbosity = torch.get_num_threads(), logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
+    torch.set_num_threads(1)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def _plant_all(
