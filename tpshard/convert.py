@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from . import manifest as manifests
@@ -203,7 +204,7 @@ def merge(
     def ending(outcome: Outcome, sides: tuple[SideFile, ...]) -> Ending:
         opened.check_unchanged()
         _require_source(manifest, outcome)
-        return Ending(frames, small)
+        return Ending(frames.items(), small)
 
     job = _shards_job(opened, plan, {name: len(data) for name, data in small.items()}, ending)
     return make(job, target, report, options)
@@ -235,20 +236,20 @@ def _native_small(plan: Plan) -> dict[str, int]:
 def _native(plan: Plan, headed: Headed, outcome: Outcome, report: Conversion, manifest: Manifest) -> Ending:
     """Headers that name the weights that have passed, and the manifest."""
     report.content = manifest.content
-    frames = {
-        file.name: ((0, sealed(header, manifest.content)),)
+    frames = (
+        (file.name, ((0, sealed(header, manifest.content)),))
         for file, header in zip(plan.target.files, headed.headers, strict=True)
-    }
+    )
     return Ending(frames, {manifests.NAME: manifests.dumped(manifest)})
 
 
 def _rank_files(plan: Plan, outcome: Outcome, algorithm: str) -> tuple[RankFile, ...]:
-    digests: list[list[str | None]] = [[] for _ in plan.target.files]
-    for extent, digest in zip(plan.writes, outcome.write_digests, strict=True):
-        digests[extent.file].append(digest)  # writes of a file come in the order in which it holds them
+    numbers = [array("L") for _ in plan.target.files]
+    for number, extent in enumerate(plan.writes):
+        numbers[extent.file].append(number)  # writes of a file come in the order in which it holds them
     return tuple(
-        RankFile(file.name, file.rank, file.size, _row(found, algorithm))
-        for file, found in zip(plan.target.files, digests, strict=True)
+        RankFile(file.name, file.rank, file.size, _row(map(outcome.write_digests.__getitem__, found), algorithm))
+        for file, found in zip(plan.target.files, numbers, strict=True)
     )
 
 

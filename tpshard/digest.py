@@ -52,6 +52,40 @@ class Digests(Sequence[str]):
         return hash(self.text)
 
 
+class Taken(Sequence["str | None"]):
+    """Digests that come in any order, each in its place, None until it has come; kept as their bare bytes."""
+
+    __slots__ = ("_bytes", "_there", "_width")
+
+    def __init__(self, count: int, algorithm: str | None) -> None:
+        self._width = WIDTHS[algorithm] // 2 if algorithm else 0
+        self._bytes = bytearray(count * self._width)
+        self._there = bytearray(count)
+
+    def __len__(self) -> int:
+        return len(self._there)
+
+    def __setitem__(self, at: int, digest: str | None) -> None:
+        self._there[at] = digest is not None
+        if digest is not None:
+            self._bytes[at * self._width : (at + 1) * self._width] = bytes.fromhex(digest)
+
+    @overload
+    def __getitem__(self, at: int) -> str | None: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[str | None]: ...
+    def __getitem__(self, at: int | slice) -> str | None | Sequence[str | None]:
+        if isinstance(at, slice):
+            return [self[n] for n in range(*at.indices(len(self)))]
+        at = range(len(self._there))[at]
+        return self._bytes[at * self._width : (at + 1) * self._width].hex() if self._there[at] else None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and not isinstance(other, str) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 class Hasher(Protocol):
     """What hashlib and xxhash objects share."""
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .digest import Stream, digest_of, new_hasher
+from .digest import Stream, Taken, digest_of, new_hasher
 from .errors import DamagedError, UsageError
 from .findings import Difference, Findings, origin
 from .mover import Ends, Mover
@@ -36,8 +36,8 @@ Progress = Callable[[int], None]
 class Outcome:
     """What :func:`execute` did. Digests are hex, aligned with the plan's reads and writes."""
 
-    read_digests: list[str | None]  # None where no strip reads the extent whole, or without an algorithm
-    write_digests: list[str | None]  # when comparing: of what the targets hold
+    read_digests: Sequence[str | None]  # None where no strip reads the extent whole, or without an algorithm
+    write_digests: Sequence[str | None]  # when comparing: of what the targets hold
     differences: list[Difference]  # when comparing: by file, tensor and kind
     bytes_read: int  # of source tensors; reading an extent again for its digest doesn't count
     bytes_written: int  # or compared
@@ -152,8 +152,8 @@ class _Run:
         self.algorithm = algorithm
         self.new = new_hasher(algorithm) if algorithm else None
         self.digest = digest_of(algorithm) if algorithm else None
-        self.read_digests: list[str | None] = [None] * len(ends.reads)
-        self.write_digests: list[str | None] = [None] * len(ends.writes)
+        self.read_digests = Taken(len(ends.reads), algorithm)
+        self.write_digests = Taken(len(ends.writes), algorithm)
         self.movers: list[Mover] = []
         self.stop = threading.Event()
 

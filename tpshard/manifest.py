@@ -171,14 +171,24 @@ def dumped(manifest: Manifest) -> bytes:
             {"name": f.name, "rank": f.rank, "size": f.size, "digests": "".join(f.digests)} for f in manifest.files
         ],
     }
-    document[CHECKSUM] = checksum(document)
-    return _lines(document).encode("utf-8")
+    members = _members(document)
+    del document
+    members[CHECKSUM] = _text(_sum_of(members))
+    return b"{\n" + b",\n".join([f" {_text(key)}: {members.pop(key)}".encode() for key in sorted(members)]) + b"\n}\n"
 
 
 def checksum(document: Mapping[str, Any]) -> str:
     """sha256 over the canonical text of everything but the checksum itself, hex: finds what no other field covers."""
-    rest = {key: value for key, value in document.items() if key != CHECKSUM}
-    return hashlib.sha256(_lines(rest).encode("utf-8")).hexdigest()
+    return _sum_of(_members({key: value for key, value in document.items() if key != CHECKSUM}))
+
+
+def _sum_of(members: Mapping[str, str]) -> str:
+    state = hashlib.sha256()
+    for key in sorted(members):
+        state.update(f" {_text(key)}: ".encode())
+        state.update(members[key].encode())
+        state.update(b"\n")
+    return state.hexdigest()
 
 
 def _axis_json(axis: Axis, tp_size: int) -> dict[str, object]:
@@ -212,18 +222,16 @@ def _tensor_groups(manifest: Manifest, cuts: Mapping[int, _CutNumbers]) -> list[
     ]
 
 
-def _lines(document: Mapping[str, Any]) -> str:
-    """Sorted JSON with a line for each top-level member and each entry of a list of objects."""
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(", ", ": "))
 
-    def short(value: Any) -> str:
-        return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(", ", ": "))
 
-    parts = []
-    for key in sorted(document):
-        value = document[key]
+def _members(document: Mapping[str, Any]) -> dict[str, str]:
+    """The members of the top level as sorted JSON, lists of objects with a line for each entry."""
+    members = {}
+    for key, value in document.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):
-            text = "[\n  " + ",\n  ".join(map(short, value)) + "\n ]"
+            members[key] = "[\n  " + ",\n  ".join(map(_text, value)) + "\n ]"
         else:
-            text = short(value)
-        parts.append(f" {json.dumps(key)}: {text}")
-    return "{\n" + ",\n".join(parts) + "\n}\n"
+            members[key] = _text(value)
+    return members

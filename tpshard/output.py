@@ -5,7 +5,7 @@ The directory becomes visible at once, or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,9 +23,12 @@ from .sidefiles import copy_sides
 
 @dataclass(frozen=True)
 class Ending:
-    """What is written once the tensors have passed: the files' other bytes, then whole small files in order."""
+    """What is written once the tensors have passed: the files' other bytes, then whole small files in order.
 
-    frames: Mapping[str, Frame]
+    ``frames`` are (file, bytes), made as they are written: headers of many tensors on many ranks are large.
+    """
+
+    frames: Iterable[tuple[str, Frame]]
     small: Mapping[str, bytes]
 
 
@@ -80,7 +83,7 @@ def make(job: Job, output: Path, report: Conversion, options: Options) -> Conver
     ) as staging:
         outcome = _move(job, staging.path, options)
         ending = job.ending(outcome, copy_sides(job.root, staging.path, job.sides))
-        for name, frame in ending.frames.items():
+        for name, frame in ending.frames:
             _write_frame(staging.path / name, frame)
         for name, data in ending.small.items():
             _write_new(staging.path / name, data)

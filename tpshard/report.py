@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from .degrees import listed
-from .reports import Conversion, Demonstration, Listing, Report, Survey, Verification
+from .reports import Conversion, Demonstration, Fault, Listing, Report, SelfTest, Survey, Verification
 
 
 def render(report: Report) -> str:
@@ -18,6 +18,8 @@ def render(report: Report) -> str:
         return "\n".join(_survey(report))
     if isinstance(report, Demonstration):
         return "\n".join(_demonstration(report))
+    if isinstance(report, SelfTest):
+        return "\n".join(_selftest(report))
     if isinstance(report, Listing):
         return "\n".join(_listing(report))
     return str(report.as_json())
@@ -139,3 +141,35 @@ def _listing(report: Listing) -> list[str]:
     if not report.entries:
         return [f"no {report.what} yet: only the native layout and Hugging Face checkpoints are written"]
     return table((report.what, "serves"), [(entry.name, ", ".join(entry.serves)) for entry in report.entries])
+
+
+def _selftest(report: SelfTest) -> list[str]:
+    by_name: dict[str, list[Fault]] = {}
+    for fault in report.faults:
+        by_name.setdefault(fault.name, []).append(fault)
+    lines = table(
+        ("fault", "kind", "caught", "families", "seen by", "least error", "its gate"),
+        [_fault_row(name, faults) for name, faults in by_name.items() if faults[0].kind != "equivalent"],
+    )
+    bad = [fault for fault in report.faults if not fault.caught and fault.kind != "equivalent"]
+    lines += [""] + [f"MISSED {f.name} ({f.family}, {f.tp_size} ranks, {f.way}): {f.note}" for f in bad]
+    lines += [f"ALARM  {text}" for text in report.alarms]
+    lines += [f"no place in these families: {name}" for name in report.untried]
+    lines.append(
+        f"selftest {'passed' if report.passed else 'FAILED'}: {report.caught} of {report.planted} faults caught "
+        f"({report.kinds} kinds, {len(report.families)} families), {len(report.alarms)} alarms in {report.good_runs} "
+        f"good runs, {report.seconds:.0f} s"
+    )
+    return lines
+
+
+def _fault_row(name: str, faults: Sequence[Fault]) -> tuple[str, ...]:
+    """One line for a fault in all families: its weakest trace is the one with the least error over its gate."""
+    levels = dict.fromkeys(level for fault in faults for level in fault.levels)
+    seen = [f"{level} {n}" for level in levels if (n := sum(level in fault.levels for fault in faults))]
+    measured = [fault for fault in faults if fault.point]
+    least = min(measured, key=lambda fault: fault.error / fault.gate if fault.gate else fault.error * 1e20, default=None)
+    families = len({fault.family for fault in faults})
+    caught = f"{sum(fault.caught for fault in faults)}/{len(faults)}"
+    error, gate = ("", "") if least is None else (f"{least.error:.1e}", f"{least.gate:.0e}")
+    return name, faults[0].kind, caught, str(families), ", ".join(seen), error, gate

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+TRIES = 3  # cotangents that are sent back where gradients have zeros
 HELD_POINTS = 8  # points for which a parameter is kept if no gradient reaches it
 
 
@@ -62,20 +63,30 @@ class Coverage:
     def backward(self, outputs: list[torch.Tensor], generator: torch.Generator) -> None:
         """Send random cotangents back through the graph, and note which elements they reach."""
         ends = [y for y in outputs if y.requires_grad and y.grad_fn is not None and y.is_floating_point()]
-        if ends:
+        for _ in range(TRIES if ends else 0):
             cotangents = [
                 torch.randn(y.shape, generator=generator, dtype=torch.float32).to(y.device, y.dtype) for y in ends
             ]
             torch.autograd.backward(ends, cotangents, retain_graph=True)
+            if not self._collect():
+                break  # what is missing is rarely so by chance: terms that cancel, in a narrow dtype
         self._points += 1
-        left = []
-        for name, tensor, since in self._leaves:
+        self._leaves = [
+            (name, tensor, since)
+            for name, tensor, since in self._leaves
+            if self._reached.get(name, False) is not None and self._points - since < HELD_POINTS
+        ]
+
+    def _collect(self) -> bool:
+        """Take the gradients that have come; whether one of them has zeros."""
+        zeros = False
+        for name, tensor, _ in self._leaves:
             if tensor.grad is not None:
-                self.add(name, tensor.grad != 0)
+                reached = tensor.grad != 0
+                zeros |= not bool(reached.all())
+                self.add(name, reached)
                 tensor.grad = None
-            elif self._points - since < HELD_POINTS:
-                left.append((name, tensor, since))
-        self._leaves = left
+        return zeros
 
     def unreached(self) -> dict[str, int]:
         """Parameters that were not reached in full, with the number of elements that were not."""

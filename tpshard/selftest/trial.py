@@ -166,6 +166,9 @@ def _judge(fault: Fault, run: Callable[[], LevelVerdict], expected: Expected) ->
         fault.levels.append(REFUSED)
         fault.caught = expected.refused
         return
+    except Exception as error:  # a verifier that breaks down has not caught anything
+        fault.note = f"the level forward broke down: {type(error).__name__}: {error}"
+        return
     if fault.kind == EQUIVALENT:
         fault.caught = verdict.verdict == PASSED
         fault.note = "" if fault.caught else f"alarm: {(verdict.findings or [verdict.verdict])[0]}"
