@@ -101,6 +101,7 @@ MODELS: dict[str, Callable[[], Any]] = {
         use_bias=True,
     ),
     "starcoder2": lambda: T.Starcoder2Config(**GQA),
+    "bert": lambda: T.BertConfig(**MHA, max_position_embeddings=64, is_decoder=True),
 }
 # fmt: on
 

@@ -230,16 +230,17 @@ def demo(keep: str | None, as_json: bool) -> None:
 
 @cli.command()
 @click.option("--family", "families", multiple=True, metavar="NAME", help="Only this family; may be repeated.")
+@click.option("--fault", "faults", multiple=True, metavar="NAME", help="Only this fault; may be repeated.")
 @click.option("--quick", is_flag=True, help="Plant every fault once, and run a dozen good shards.")
 @json_option
-def selftest(families: tuple[str, ...], quick: bool, as_json: bool) -> None:
+def selftest(families: tuple[str, ...], faults: tuple[str, ...], quick: bool, as_json: bool) -> None:
     """Corrupt tiny shards in many ways and require that verification sees every fault, and nothing else."""
     from .numerics import require
 
     require()
     from .selftest.runner import selftest as run
 
-    report = run(families or None, quick=quick, progress=_done if sys.stderr.isatty() else None)
+    report = run(families or None, faults=faults or None, quick=quick, progress=_done if sys.stderr.isatty() else None)
     show(report, as_json)
     if not report.passed:
         sys.exit(1)

@@ -40,8 +40,11 @@ class Digests(Sequence[str]):
     def __getitem__(self, at: int | slice) -> str | Sequence[str]:
         if isinstance(at, slice):
             return [self[n] for n in range(*at.indices(len(self)))]
-        first = range(len(self))[at] * self.width
-        return self.text[first : first + self.width]
+        first = (at if at >= 0 else at + len(self)) * self.width
+        found = self.text[first : first + self.width]
+        if first < 0 or not found:
+            raise IndexError(at)
+        return found
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Digests):
@@ -77,8 +80,10 @@ class Taken(Sequence["str | None"]):
     def __getitem__(self, at: int | slice) -> str | None | Sequence[str | None]:
         if isinstance(at, slice):
             return [self[n] for n in range(*at.indices(len(self)))]
-        at = range(len(self._there))[at]
-        return self._bytes[at * self._width : (at + 1) * self._width].hex() if self._there[at] else None
+        if not self._there[at]:
+            return None
+        first = (at if at >= 0 else at + len(self._there)) * self._width
+        return self._bytes[first : first + self._width].hex()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and not isinstance(other, str) and list(self) == list(other)

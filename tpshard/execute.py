@@ -178,9 +178,9 @@ class _Run:
             for task in tasks:
                 for extent in task.reads if self.hash_only else tiler.wholly_read(task, self.ends.reads):
                     begin, end = where[extent]
-                    self.read_digests[extent] = digest(view[begin:end])
+                    self.read_digests[extent] = found = digest(view[begin:end])
                     if self.expected:
-                        self._check_digest(extent)
+                        self._check_digest(extent, found)
         mover.check(tile)
         mover.rearrange(tile.inside)
         mover.store(tile.stores)
@@ -224,9 +224,9 @@ class _Run:
                     for extent, at, nbytes, pos in tile.stores:
                         writing[extent].feed(at, held[pos : pos + nbytes])
         for extent, stream in reading.items():
-            self.read_digests[extent] = stream.hexdigest() or self._whole(mover, extent, self.ends.reads, 0)
+            self.read_digests[extent] = found = stream.hexdigest() or self._whole(mover, extent, self.ends.reads, 0)
             if self.expected:
-                self._check_digest(extent)
+                self._check_digest(extent, found)
         for extent, stream in writing.items():
             self.write_digests[extent] = stream.hexdigest()
             if self.write_digests[extent] is None:
@@ -238,8 +238,8 @@ class _Run:
         _, file, offset, nbytes = extents[extent]
         return mover.stream(file + first_file, offset, Stream(self.new(), nbytes), self.stop)
 
-    def _check_digest(self, extent: int) -> None:
-        promised, found = self.expected.get(extent), self.read_digests[extent]
+    def _check_digest(self, extent: int, found: str | None) -> None:
+        promised = self.expected.get(extent)
         if promised is None or found is None or promised == found:
             return
         stored = self.ends.reads[extent]

@@ -73,9 +73,10 @@ class Promised(Mapping[int, str]):
         self._digests = [file.digests for file in manifest.files]
 
     def __getitem__(self, number: int) -> str:
-        if not 0 <= number < len(self):
-            raise KeyError(number)
-        return self._digests[self._files[number]][self._at[number]]
+        try:
+            return self._digests[self._files[number]][self._at[number]]
+        except IndexError:
+            raise KeyError(number) from None
 
     def __len__(self) -> int:
         return len(self._at)

@@ -37,9 +37,10 @@ class Coverage:
         before = self._reached.get(name, False)
         if before is None:
             return
+        reached = reached.cpu()
         if isinstance(before, torch.Tensor):
             reached = reached | before
-        self._reached[name] = None if bool(reached.all()) else reached.cpu()
+        self._reached[name] = None if bool(reached.all()) else reached
 
     def product(self, name: str, x: torch.Tensor, g: torch.Tensor) -> None:
         """A matrix ``[out, in]`` that took ``x [tokens, in]`` to outputs with the cotangent ``g [tokens, out]``."""

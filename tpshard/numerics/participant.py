@@ -178,6 +178,7 @@ class Participant:
                 module.register_forward_hook(self._after(point), with_kwargs=True)
             elif module._parameters:
                 module.register_forward_hook(lambda m, a, o: self._drop())
+        self.skeleton.move_buffers(self.device)
         self.skeleton.install(self.load)
 
     def _stream_table(self, path: str, module: nn.Embedding) -> None:

@@ -102,7 +102,9 @@ def connect(
             table = skeleton.model.get_input_embeddings() is module
             if table and mode == LOCAL:
                 _cut_table(skeleton, path, module, parts)
-            module.register_forward_hook(_after_sum(path, exchange, entries, watch))
+            if table:  # a pass begins: what was kept of the one before can go
+                module.register_forward_pre_hook(lambda m, a: entries.clear())
+            module.register_forward_hook(_after_sum(path, exchange, watch))
 
 
 def _roles(skeleton: Skeleton, manifest: Manifest, path: str, module: nn.Module) -> set[str]:
@@ -154,9 +156,8 @@ class _Entries:
         return before
 
 
-def _after_sum(path: str, exchange: Exchange, entries: _Entries, watch: Callable[[str, torch.Tensor], None]) -> Any:
+def _after_sum(path: str, exchange: Exchange, watch: Callable[[str, torch.Tensor], None]) -> Any:
     def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        entries.clear()
         first = output[0] if isinstance(output, tuple) else output
         total = summed(first, exchange, path)
         watch(path, total)

@@ -204,6 +204,13 @@ class Skeleton:
             if name not in self.recipes and buffer is not None:
                 yield name, buffer
 
+    def move_buffers(self, device: torch.device) -> None:
+        """Put the computed buffers where the model is to run."""
+        for path, module in self.modules.items():
+            for name, buffer in module._buffers.items():
+                if buffer is not None and (f"{path}.{name}" if path else name) not in self.recipes:
+                    module._buffers[name] = buffer.to(device)
+
     def install(self, load: Callable[[str], torch.Tensor | None]) -> None:
         """From now on every parameter and stored buffer is what ``load`` gives for its name."""
         for path, module in self.modules.items():

@@ -35,7 +35,7 @@ def edited(s: Scratch, edit: Callable[[Any], Any], *keys: str) -> None:
 def epsilon(s: Scratch) -> Expected:
     """The norms' epsilon ten times as large"""
     edited(s, lambda value: value * 10, "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
-    return Expected((*NORMS, *ATTENTION))
+    return Expected((*NORMS, *ATTENTION, "*.mixer*"))
 
 
 @mutant("config: rope theta")

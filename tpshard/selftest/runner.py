@@ -29,15 +29,20 @@ GOOD_QUICK = 12
 
 
 def selftest(
-    families: Sequence[str] | None = None, *, quick: bool = False, progress: Callable[[str], None] | None = None
+    families: Sequence[str] | None = None,
+    *,
+    faults: Sequence[str] | None = None,
+    quick: bool = False,
+    progress: Callable[[str], None] | None = None,
 ) -> SelfTest:
     """Prove that the verifier sees faults, and is silent without.
 
     With ``quick`` every fault is planted once, where it is cheapest, beside a dozen good runs; else in every
-    family and degree that has a place for it, beside 200 good runs and more. ``progress`` is told what was done.
+    family and degree that has a place for it, beside 200 good runs and more. ``families`` and ``faults`` are
+    names; all unless given. ``progress`` is told what was done.
 
     Raises:
-        UsageError: there is no such family.
+        UsageError: there is no such family or fault.
         UnsupportedError: torch or transformers is missing or too old.
     """
     began = time.monotonic()
@@ -45,12 +50,16 @@ def selftest(
     for family in chosen:
         if family not in FAMILIES:
             raise UsageError(f"the self-test has no family '{family}'; choose among {', '.join(FAMILIES)}")
+    for name in faults or ():
+        if name not in catalogue() and name not in PLANS:
+            known = ", ".join([*catalogue(), *PLANS])
+            raise UsageError(f"the self-test has no fault '{name}'; choose among: {known}")
     report = SelfTest("selftest", quick=quick, families=chosen, versions=require())
     tell = progress or (lambda text: None)
     with tempfile.TemporaryDirectory(prefix="tpshard-selftest-") as directory, _undisturbed():
         shop = Workshop(Path(directory))
         try:
-            _plant_all(report, shop, chosen, quick, tell)
+            _plant_all(report, shop, chosen, faults, quick, tell)
             _run_good(report, shop, chosen, quick, tell)
         finally:
             forget()
@@ -77,10 +86,17 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _plant_all(
-    report: SelfTest, shop: Workshop, families: Sequence[str], quick: bool, tell: Callable[[str], None]
+    report: SelfTest,
+    shop: Workshop,
+    families: Sequence[str],
+    faults: Sequence[str] | None,
+    quick: bool,
+    tell: Callable[[str], None],
 ) -> None:
     whole = list(families) == list(FAMILIES)
     for fault, places in _faults(families, whole, (AUTO,) if quick else (AUTO, ZERO_PAD)):
+        if faults and fault.name not in faults:
+            continue
         tried = False
         for family, tp_size, way in places:
             try:
