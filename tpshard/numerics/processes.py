@@ -33,7 +33,7 @@ from .exchange import Tally
 from .stores import Part, Store
 
 TIMEOUT = 120.0  # seconds that a rank waits for another in one collective
-GRACE = 10.0  # seconds for the other ranks to end by themselves after one has failed
+GRACE = 5.0  # seconds for the other ranks to end by themselves after one has failed
 POLL = 0.05
 LOG_TAIL = 600
 WORKER = "tpshard.numerics.worker"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -212,8 +212,11 @@ def _worst(fault: Fault, measures: list[Measure]) -> None:
 
 def good_run(shards: Shards, source: Source, way: str) -> str:
     """"" where nothing is said about good shards, else what is."""
-    verdicts: Iterator[LevelVerdict] = iter((plan_verdict(shards.manifest), run_forward(shards, source, way)))
-    for verdict in verdicts:
+    for level in (lambda: plan_verdict(shards.manifest), lambda: run_forward(shards, source, way)):
+        try:
+            verdict = level()
+        except Exception as error:  # whatever it is, it is no silence
+            return f"{type(error).__name__}: {error}"
         if verdict.verdict != PASSED:
             text = verdict.findings[0].message if verdict.findings else "; ".join(verdict.notes)
             return f"{verdict.level} is '{verdict.verdict}': {text}"
