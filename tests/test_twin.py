@@ -145,15 +145,22 @@ def test_a_small_config_keeps_what_decides_the_cut(
 def test_a_small_deepseek_v3_keeps_its_kinds_of_layers_groups_and_expert_order() -> None:
     config = {
         "hidden_size": 7168, "num_attention_heads": 128, "num_key_value_heads": 128, "q_lora_rank": 1536,
-        "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "n_routed_experts": 256,
-        "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4, "n_shared_experts": 1, "first_k_dense_replace": 3,
+        "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
+        "n_routed_experts": 256, "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4, "n_shared_experts": 1,
+        "first_k_dense_replace": 3,
         "num_hidden_layers": 61, "moe_intermediate_size": 2048, "intermediate_size": 18432, "vocab_size": 129280,
-        "num_nextn_predict_layers": 1, "quantization_config": {"quant_method": "fp8"}, "max_position_embeddings": 163840,
+        "num_nextn_predict_layers": 1, "quantization_config": {"quant_method": "fp8"},
+        "max_position_embeddings": 163840,
         "rope_scaling": {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096},
     }  # fmt: skip
     small = shrunk(config, 8)
     assert (small["num_hidden_layers"], small["first_k_dense_replace"]) == (2, 1)
-    assert (small["n_routed_experts"], small["n_group"], small["topk_group"], small["num_experts_per_tok"]) == (12, 2, 1, 2)
+    assert (small["n_routed_experts"], small["n_group"], small["topk_group"], small["num_experts_per_tok"]) == (
+        12,
+        2,
+        1,
+        2,
+    )
     assert small["num_attention_heads"] == 16
     assert small["rope_scaling"]["original_max_position_embeddings"] == 3
     assert "quantization_config" not in small

@@ -11,6 +11,7 @@ import click
 
 from .cliparts import F, json_option, options_of, show, size
 from .errors import UsageError
+from .launch import reports
 
 if TYPE_CHECKING:
     from .gates import Settings
@@ -122,9 +123,10 @@ def verify(
     )  # fmt: skip
     if baseline is not None and stored is not None:
         baselines.compare(report, baseline, stored)
-    write_outputs(report, shards, card=card, **files)
-    show(report, as_json)
-    if write_baseline is not None:
+    if reports():  # under torchrun every process comes here, and one speaks for all
+        write_outputs(report, shards, card=card, **files)
+        show(report, as_json)
+    if write_baseline is not None and reports():
         if report.passed:
             baselines.write_baseline(write_baseline, report)
         else:

@@ -168,7 +168,7 @@ def _fault_row(name: str, faults: Sequence[Fault]) -> tuple[str, ...]:
     levels = dict.fromkeys(level for fault in faults for level in fault.levels)
     seen = [f"{level} {n}" for level in levels if (n := sum(level in fault.levels for fault in faults))]
     measured = [fault for fault in faults if fault.point]
-    least = min(measured, key=lambda fault: fault.error / fault.gate if fault.gate else fault.error * 1e20, default=None)
+    least = min(measured, key=lambda f: f.error / f.gate if f.gate else f.error * 1e20, default=None)
     families = len({fault.family for fault in faults})
     caught = f"{sum(fault.caught for fault in faults)}/{len(faults)}"
     error, gate = ("", "") if least is None else (f"{least.error:.1e}", f"{least.gate:.0e}")

@@ -30,7 +30,6 @@ from tpshard.strictjson import parse_object
 from tpshard.verdicts import FAILED, PASSED, SOURCE_NAN, UNSUPPORTED, LevelVerdict, Measure, within
 
 from .exchange import Tally, ThreadExchange, resolve
-from .stores import native_dtype
 from .gradients import Gradients
 from .localshapes import localise
 from .lockstep import OutOfStepError, ParticipantError, ThreadGroup
@@ -38,7 +37,7 @@ from .loss import Loss, gradients_of, inputs_for, noise_of
 from .points import added_once, points_of
 from .rankmodel import connect, fetching, materialise
 from .skeleton import Skeleton
-from .stores import Part, rank_store, source_store
+from .stores import Part, native_dtype, rank_store, source_store
 from .theory import theoretical
 from .twin import write_twin
 from .twinconfig import first_layers, shrunk
@@ -124,13 +123,13 @@ def _twin(shards: Shards, root: Path, trust_remote_code: bool) -> _Stage:
     return _Stage("twin", open_shards(root / "shards"), open_source(root / "model"))
 
 
-def _fitting(
-    shards: Shards, source: Source, mode: str, max_memory: int, root: Path, notes: list[str]
-) -> _Stage | None:
+def _fitting(shards: Shards, source: Source, mode: str, max_memory: int, root: Path, notes: list[str]) -> _Stage | None:
     """The model, or as many of its first layers as fit, or None."""
     path = source.root / "config.json"
     config = parse_object(path.read_bytes(), shown(path), "Restore it.")
-    layers = next((config[k] for k in ("num_hidden_layers", "n_layer", "num_layers") if isinstance(config.get(k), int)), 0)
+    layers = next(
+        (config[k] for k in ("num_hidden_layers", "n_layer", "num_layers") if isinstance(config.get(k), int)), 0
+    )
     manifest = shards.manifest
     for count in (*range(layers, 0, -1), 0) if layers else (0,):
         needed = _bytes_needed(manifest, mode, None if count in (0, layers) else count)
@@ -195,10 +194,17 @@ class _Stager:
         loss_of = Loss(inputs["input_ids"], self.seed)
         store = source_store(stage.source)
         try:
-            materialise(reference, lambda name: store.full(store.parts[name], DTYPE).clone(), torch.device("cpu"), trainable=True)
+            materialise(
+                reference,
+                lambda name: store.full(store.parts[name], DTYPE).clone(),
+                torch.device("cpu"),
+                trainable=True,
+            )
             if store.not_finite:
                 self.verdict.verdict = SOURCE_NAN
-                self.verdict.notes.append(f"the source itself holds NaN or Inf in {', '.join(list(store.not_finite)[:5])}")
+                self.verdict.notes.append(
+                    f"the source itself holds NaN or Inf in {', '.join(list(store.not_finite)[:5])}"
+                )
                 return
         finally:
             store.close()
@@ -211,7 +217,9 @@ class _Stager:
         self._measure(stage, reference, shapes, gradients, ranks, noise)
         gate = self.gate_of("loss", max(GATE, min(MOST_GATE, max(noise.values(), default=0.0))))
         for rank, found in enumerate(losses):
-            self._add(stage, "loss", rank, abs(found - loss) / max(abs(loss), 1e-30), abs(found - loss), gate, "the loss")
+            self._add(
+                stage, "loss", rank, abs(found - loss) / max(abs(loss), 1e-30), abs(found - loss), gate, "the loss"
+            )
         self._count(stage, reference, manifest, tally)
 
     def _ranks(self, stage: _Stage, skeletons: list[Skeleton], shapes: Mapping[str, Any]) -> list[_Rank]:
@@ -239,7 +247,9 @@ class _Stager:
 
         def body(number: int) -> None:
             rank = ranks[number]
-            connect(rank.skeleton, manifest, points_of(rank.skeleton, manifest), rank.parts, exchanges[number], self.mode)
+            connect(
+                rank.skeleton, manifest, points_of(rank.skeleton, manifest), rank.parts, exchanges[number], self.mode
+            )
             with torch.enable_grad(), torch.autograd.set_multithreading_enabled(False):
                 loss = loss_of(rank.skeleton.model(**inputs))
                 loss.backward()
@@ -252,7 +262,11 @@ class _Stager:
             if isinstance(cause, TpshardError):
                 raise cause from None
             text = " ".join(str(error).split())
-            self.verdict.findings.append(Finding(LEVEL, "", getattr(error, "point", ""), f"ranks do not run where the original does: {text:.300}"))
+            self.verdict.findings.append(
+                Finding(
+                    LEVEL, "", getattr(error, "point", ""), f"ranks do not run where the original does: {text:.300}"
+                )
+            )
             return None, exchanges[0].tally
         return losses, exchanges[0].tally
 
@@ -273,7 +287,15 @@ class _Stager:
                 kinds.setdefault(one.kind, []).append(one.parameter)
                 alone = max(alone, one.alone or 0.0)
                 default = max(GATE, min(MOST_GATE, noise.get(one.parameter, 0.0)))
-                self._add(stage, one.parameter, None, one.error, one.max_abs, self.gate_of(one.parameter, default), f"{one.kind}, on the {stage.name}")
+                self._add(
+                    stage,
+                    one.parameter,
+                    None,
+                    one.error,
+                    one.max_abs,
+                    self.gate_of(one.parameter, default),
+                    f"{one.kind}, on the {stage.name}",
+                )
         partial = sorted({name.split(".")[-2] for name in kinds.get("partial", []) if "." in name})
         if partial:
             self.verdict.notes.append(f"gradients to be summed over all ranks ({stage.name}): {', '.join(partial)}")
@@ -293,7 +315,13 @@ class _Stager:
         if status == "fail":
             who = "" if rank is None else f" of rank {rank}"
             self.verdict.findings.append(
-                Finding(LEVEL, "", name, f"{name}: gradient{who} differs from the original's by {error:.3g} where {gate:.3g} is allowed ({note})")
+                Finding(
+                    LEVEL,
+                    "",
+                    name,
+                    f"{name}: gradient{who} differs from the original's by {error:.3g} where {gate:.3g} is allowed "
+                    f"({note})",
+                )
             )
 
     def _count(self, stage: _Stage, reference: Skeleton, manifest: Manifest, tally: Tally) -> None:

@@ -75,14 +75,14 @@ def resolve(point: str, payloads: list[Any]) -> Sequence[Any]:
 
 def summed(x: torch.Tensor, exchange: Exchange, point: str) -> torch.Tensor:
     """The sum over ranks; the gradient goes to every rank as it is."""
-    return _Sum.apply(x, exchange, point)  # type: ignore[no-any-return, no-untyped-call]
+    return _Sum.apply(x, exchange, point)
 
 
 def entered(x: torch.Tensor, exchange: Exchange, point: str) -> torch.Tensor:
     """The same values; their gradient is summed over ranks."""
     if not (torch.is_grad_enabled() and x.requires_grad):
         return x
-    return _Entry.apply(x, exchange, point)  # type: ignore[no-any-return, no-untyped-call]
+    return _Entry.apply(x, exchange, point)
 
 
 def joined(x: torch.Tensor, exchange: Exchange, point: str, mask: torch.Tensor) -> torch.Tensor:
@@ -99,7 +99,7 @@ def gathered(
         places: for every rank (position in its part, index in the whole, length) of what is not padding.
         width: length of the whole.
     """
-    return _Gather.apply(x, exchange, point, places, width)  # type: ignore[no-any-return, no-untyped-call]
+    return _Gather.apply(x, exchange, point, places, width)
 
 
 class _Sum(torch.autograd.Function):

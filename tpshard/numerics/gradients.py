@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -91,9 +92,7 @@ class Gradients:
     ) -> list[Comparison]:
         """Compare the parameters that one recipe makes; ``ranks`` give each rank's gradient by parameter."""
         numbers = self._made(recipe, lambda name: numbered(self._shapes, name))
-        of_rank = [
-            self._made(recipe, lambda name, own=own: self._own(own, mode, name)) for own in parts  # type: ignore[misc]
-        ]
+        of_rank = [self._made(recipe, partial(self._own, own, mode)) for own in parts]
         whole = all(own[name].cut.is_whole for own in parts for name, _ in recipe.tensors if name in own)
         out = []
         for target in recipe.targets:
@@ -120,7 +119,9 @@ class Gradients:
 
     def _own(self, parts: Mapping[str, Part], mode: str, name: str) -> torch.Tensor:
         part = parts.get(name)
-        return rank_numbers(part, mode, self._shapes, name) if part is not None else torch.full(self._shapes[name], -1.0)
+        return (
+            rank_numbers(part, mode, self._shapes, name) if part is not None else torch.full(self._shapes[name], -1.0)
+        )
 
     def _one(
         self,
@@ -153,7 +154,9 @@ class Gradients:
             summed = math.inf if bool(missing.any()) else summed
         worst = max(alone)
         if whole and worst <= summed:
-            return Comparison(target, "replicated", worst, gap if len(ranks) == 1 else worst * self._size(expected), None)
+            return Comparison(
+                target, "replicated", worst, gap if len(ranks) == 1 else worst * self._size(expected), None
+            )
         error = summed if not stray else math.inf
         return Comparison(target, "partial" if whole else "sharded", error, gap, worst if copies else None)
 

@@ -17,9 +17,10 @@ from .points import Point
 from .stores import padded_positions, spans
 
 BASE = {torch.float64: 1e-10, torch.float32: 3e-6, torch.bfloat16: 1.5e-2, torch.float16: 3e-3}
+FINE = 1e-12  # in place of 1e-10 for weights of 32 bits and more, whose last bit is 2**16 times smaller than bfloat16's
 NARROWED = 1e-7  # a float64 run that goes through float32 inside
 FREE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.bfloat16: 1e-1, torch.float16: 3e-2}
-AMPLIFIED = {1e-10: 1e4}  # how much a sublayer may amplify before its gate is widened; else 10
+AMPLIFIED = {1e-10: 1e4, FINE: 1e3}  # how much a sublayer may amplify before its gate is widened; else 10
 EXACT = 0.0
 
 
@@ -57,6 +58,7 @@ class Judge:
 
     Args:
         gate_of: given a point and the default gate, the gate to apply.
+        fine: whether the weights are stored in 32 bits or more.
     """
 
     def __init__(
@@ -65,8 +67,10 @@ class Judge:
         batch: Batch,
         compute: torch.dtype,
         gate_of: Callable[[str, float], float] = lambda point, gate: gate,
+        fine: bool = False,
     ) -> None:
         self.points, self.batch, self.compute, self.gate_of = points, batch, compute, gate_of
+        self.fine = fine
         self.ledger = Ledger()
         self.outputs: tuple[torch.Tensor, torch.Tensor] | None = None  # reference's and ranks' free rows
         self.is_causal = False  # whether the model gave logits
@@ -205,7 +209,11 @@ class Judge:
         if self.compute == torch.float64 and self._narrowed:
             usual = NARROWED
         gate = self.gate_of(point.path, usual)
-        if gate == usual and noise is not None and math.isfinite(noise):
+        if gate != usual:
+            return gate
+        if self.fine and usual == BASE[torch.float64]:
+            gate = FINE
+        if noise is not None and math.isfinite(noise):
             amplified = noise / (self.batch.ulp / math.sqrt(3))
             gate *= max(1.0, amplified / AMPLIFIED.get(gate, 10.0))
         return gate

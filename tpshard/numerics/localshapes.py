@@ -25,16 +25,50 @@ from .skeleton import Skeleton
 
 ATTENTION = frozenset({"q", "k", "v", "qkv", "q_b", "kv_b", "o", "sinks"})
 FEED_FORWARD = frozenset(
-    "gate up gate_up down expert_gate expert_up expert_gate_up expert_down shared_gate shared_up shared_down".split()
+    [
+        "gate",
+        "up",
+        "gate_up",
+        "down",
+        "expert_gate",
+        "expert_up",
+        "expert_gate_up",
+        "expert_down",
+        "shared_gate",
+        "shared_up",
+        "shared_down",
+    ]
 )
 STATE_SPACE = frozenset({"ssm_in", "ssm_conv", "ssm_head", "ssm_out"})
 
-QUERY_HEADS = frozenset("num_heads num_attention_heads n_heads n_head nheads num_query_heads".split())
-KV_HEADS = frozenset("num_key_value_heads num_kv_heads n_kv_heads kv_heads".split())
-HEADS_PER_KV = frozenset("num_key_value_groups n_rep num_queries_per_kv".split())
-WIDTHS = frozenset("embed_dim hidden_size all_head_size inner_dim split_size embed_size kv_dim q_dim kv_size q_size".split())
+QUERY_HEADS = frozenset(["num_heads", "num_attention_heads", "n_heads", "n_head", "nheads", "num_query_heads"])
+KV_HEADS = frozenset(["num_key_value_heads", "num_kv_heads", "n_kv_heads", "kv_heads"])
+HEADS_PER_KV = frozenset(["num_key_value_groups", "n_rep", "num_queries_per_kv"])
+WIDTHS = frozenset(
+    [
+        "embed_dim",
+        "hidden_size",
+        "all_head_size",
+        "inner_dim",
+        "split_size",
+        "embed_size",
+        "kv_dim",
+        "q_dim",
+        "kv_size",
+        "q_size",
+    ]
+)
 CHANNELS = frozenset(
-    "intermediate_size intermediate_dim expert_dim ffn_dim inner_dim hidden_dim ffn_hidden_size moe_intermediate_size".split()
+    [
+        "intermediate_size",
+        "intermediate_dim",
+        "expert_dim",
+        "ffn_dim",
+        "inner_dim",
+        "hidden_dim",
+        "ffn_hidden_size",
+        "moe_intermediate_size",
+    ]
 )
 
 
@@ -93,7 +127,11 @@ def _local_count(owner: _Owner, name: str, value: int) -> int | None:
         if name in HEADS_PER_KV and value == queries // kvs:
             return my_queries // my_kvs
         if name in WIDTHS:
-            pairs = ((kvs, my_kvs), (queries, my_queries)) if name.startswith("kv") else ((queries, my_queries), (kvs, my_kvs))
+            pairs = (
+                ((kvs, my_kvs), (queries, my_queries))
+                if name.startswith("kv")
+                else ((queries, my_queries), (kvs, my_kvs))
+            )
             for count, mine in pairs:
                 for size in owner.head_sizes:
                     if value == count * size:
@@ -126,7 +164,9 @@ def _owners(skeleton: Skeleton, manifest: Manifest, rank: int) -> dict[str, _Own
         owner = found.setdefault(path, _Owner())
         for dim in manifest.dims[tensor]:
             for axis in dim.axes:
-                counts = {view: (count, _held(axis, view, manifest.tp_size, rank)) for view, count in axis.views().items()}
+                counts = {
+                    view: (count, _held(axis, view, manifest.tp_size, rank)) for view, count in axis.views().items()
+                }
                 if role in ATTENTION:
                     query = counts.get("query") or counts.get("unit")
                     if query is not None and ("query" in counts or owner.query is None):

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from tpshard.intervals import dealt
 from tpshard.manifest import Manifest
-from tpshard.partition import dealt
 
 from .metrics import logit_metrics
 from .points import Point, points_of
@@ -51,7 +51,7 @@ def outputs_of(skeleton: Skeleton, inputs: Mapping[str, Any]) -> tuple[torch.Ten
 
 
 def generated(skeleton: Skeleton, prompt: torch.Tensor, new_tokens: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Greedy tokens with the model's own cache, ``[new_tokens]``, and the logits of each step; None if it has no decoder."""
+    """Greedy tokens with the model's own cache, ``[new_tokens]``, and each step's logits; None without a decoder."""
     from transformers import GenerationConfig
 
     model = skeleton.model

@@ -147,7 +147,8 @@ class Participant:
     def _find_banks(self) -> None:
         """Parameters with one matrix an expert that can be made one at a time."""
         for path, point in self.points.items():
-            for key, held in self.skeleton.modules[path]._parameters.items() if point.experts else ():
+            module = self.skeleton.modules.get(path)  # not there where the shards' config has fewer layers
+            for key, held in module._parameters.items() if point.experts and module is not None else ():
                 name = f"{path}.{key}"
                 recipe = self.skeleton.recipes.get(name)
                 if held is None or held.dim() != 3 or recipe is None:

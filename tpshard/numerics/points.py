@@ -88,9 +88,10 @@ def points_of(skeleton: Skeleton, manifest: Manifest) -> dict[str, Point]:
         ]
         if not names:
             continue
+        leaf = next(module.children(), None) is None
         notes = [manifest.notes[name] for name in names]
         roles = {base_role(note) for note in notes}
-        if module is outputs or (roles & HEAD and module is not inputs):
+        if module is outputs or (roles & HEAD and module is not inputs and leaf):
             weight = skeleton.recipe_of(f"{path}.weight")
             found[path] = Point(path, "gather", weight.tensors[0][0] if weight else names[0])
         elif module is inputs or roles & ROW:
@@ -98,7 +99,7 @@ def points_of(skeleton: Skeleton, manifest: Manifest) -> dict[str, Point]:
         elif any(note.text == NEEDS_SUM for note in notes):
             marked = next(name for name, note in zip(names, notes, strict=True) if note.text == NEEDS_SUM)
             found[path] = Point(path, "needs_sum", marked)
-        elif not roles & (COLUMN | PREDICTION) and not any(True for child in module.children()):
+        elif not roles & (COLUMN | PREDICTION | HEAD) and leaf:
             found[path] = Point(path, "replicated")
     return found
 

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from .stores import Part, Store
 
 TIMEOUT = 120.0  # seconds that a rank waits for another in one collective
 GRACE = 5.0  # seconds for the other ranks to end by themselves after one has failed
+REPORTING = 30.0  # seconds that rank 0 may take to write its reports
 POLL = 0.05
 LOG_TAIL = 600
 WORKER = "tpshard.numerics.worker"
@@ -48,22 +48,6 @@ class Place:
     local_rank: int
     device: torch.device
     backend: str
-
-
-def under_torchrun(environment: Mapping[str, str] = os.environ) -> tuple[int, int, int] | None:
-    """(rank, world size, local rank) where torchrun has started this process, else None.
-
-    Raises:
-        UsageError: the variables are there but hold no numbers.
-    """
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-    if "MASTER_ADDR" not in environment or any(name not in environment for name in names):
-        return None
-    try:
-        rank, size, local = (int(environment[name]) for name in names)
-    except ValueError:
-        raise UsageError("RANK, WORLD_SIZE and LOCAL_RANK are set but are no numbers; unset them, or use torchrun") from None
-    return rank, size, local
 
 
 def place_of(rank: int, size: int, local_rank: int, local_size: int, device: str) -> Place:
@@ -162,9 +146,28 @@ class ProcessGroup:
 
 
 def _is_lost(error: BaseException) -> bool:
-    return isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError) and any(
-        word in str(error).lower() for word in ("connection", "gloo", "nccl", "timed out", "peer", "socket", "broken pipe")
+    return (
+        isinstance(error, RuntimeError)
+        and not isinstance(error, torch.OutOfMemoryError)
+        and any(
+            word in str(error).lower()
+            for word in ("connection", "gloo", "nccl", "timed out", "peer", "socket", "broken pipe")
+        )
     )
+
+
+def leave_together(store: Any, rank: int) -> None:
+    """At the end of a process under torchrun: wait for rank 0, which reports.
+
+    torchrun ends all processes as soon as one ends with a failure, also where all are about to.
+    """
+    try:
+        if rank == 0:
+            store.set("reported", "yes")
+        else:
+            store.wait(["reported"], datetime.timedelta(seconds=REPORTING))
+    except RuntimeError:  # the store is gone, and so are the others
+        return
 
 
 class ProcessExchange:
@@ -203,7 +206,10 @@ def own_store(root: Path, manifest: Manifest, rank: int) -> Store:
         for info in opened.tensors:
             stored = layout.get(info.name)
             if stored is None or stored.shape(rank) != info.shape or stored.dtype != info.dtype:
-                raise DamagedError(f"{recorded.name} holds {info.name} as {info.dtype} {list(info.shape)}, which is not what tpshard.json says; split again")
+                raise DamagedError(
+                    f"{recorded.name} holds {info.name} as {info.dtype} {list(info.shape)}, which is not what "
+                    "tpshard.json says; split again"
+                )
             parts[info.name] = Part(info.name, info.dtype, number, info.offset, stored.pieces[0].cut, rank)
     return Store(paths, parts)
 
@@ -229,7 +235,9 @@ def run_all(size: int, task: dict[str, Any]) -> Any:
             for rank in range(size):
                 command = [sys.executable, "-m", WORKER, directory, str(rank), str(size)]
                 started.append(
-                    subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=logs[rank], stderr=logs[rank], env=environment)
+                    subprocess.Popen(
+                        command, stdin=subprocess.DEVNULL, stdout=logs[rank], stderr=logs[rank], env=environment
+                    )
                 )
             _await(started, root)
         finally:
@@ -257,7 +265,9 @@ def _await(started: list[subprocess.Popen[bytes]], root: Path) -> None:
             break
         time.sleep(POLL)
     # A rank that was killed left no word of its own; what the others say of it is only that it is gone.
-    silent = [rank for rank, code in enumerate(codes) if code not in (None, 0) and not (root / f"error-{rank}").exists()]
+    silent = [
+        rank for rank, code in enumerate(codes) if code not in (None, 0) and not (root / f"error-{rank}").exists()
+    ]
     if silent:
         rank = silent[0]
         code = codes[rank] or 0

@@ -16,7 +16,7 @@ from torch import nn
 from tpshard.manifest import Manifest
 
 from .exchange import Exchange, entered, gathered, joined, summed
-from .points import COLUMN, HEAD, Point, base_role
+from .points import COLUMN, Point, base_role
 from .skeleton import Skeleton
 from .stores import Part, Store, spans
 from .ways import LOCAL
@@ -56,7 +56,9 @@ def materialise(
     return model
 
 
-def fetching(store: Store, mode: str, dtype: torch.dtype, once: frozenset[str], rank: int, shapes: Mapping[str, Any]) -> Any:
+def fetching(
+    store: Store, mode: str, dtype: torch.dtype, once: frozenset[str], rank: int, shapes: Mapping[str, Any]
+) -> Any:
     """``fetch(name)`` for a rank: tensors as stored or zero-padded; those that count once are zero beyond rank 0."""
 
     def fetch(name: str) -> torch.Tensor:
@@ -92,7 +94,9 @@ def connect(
             module.register_forward_pre_hook(_before_norm(point, parts[point.tensor], exchange))
         elif LATENT in roles:
             module.register_forward_hook(lambda m, a, out, p=path: entered(out, exchange, p))
-        elif roles & (COLUMN | HEAD) - INSIDE and not ("kv_b" in roles and _has_latent(manifest)):
+        elif (point is not None and point.kind == "gather") or (
+            roles & COLUMN - INSIDE and not ("kv_b" in roles and _has_latent(manifest))
+        ):
             module.register_forward_pre_hook(entries.hook(path), with_kwargs=True)
         if point is None:
             continue
@@ -114,10 +118,6 @@ def _roles(skeleton: Skeleton, manifest: Manifest, path: str, module: nn.Module)
         recipe = skeleton.recipe_of(f"{path}.{leaf}" if path else leaf)
         if recipe is not None:
             out |= {base_role(manifest.notes[name]) for name, _ in recipe.tensors}
-    if skeleton.model.get_input_embeddings() is module:
-        out -= HEAD
-    elif "embed" in out:  # a head that shares the embedding's table
-        out = (out - {"embed"}) | HEAD
     return out
 
 
@@ -166,9 +166,7 @@ def _after_sum(path: str, exchange: Exchange, watch: Callable[[str, torch.Tensor
     return after
 
 
-def _after_head(
-    point: Point, parts: Mapping[str, Part], manifest: Manifest, exchange: Exchange, mode: str
-) -> Any:
+def _after_head(point: Point, parts: Mapping[str, Part], manifest: Manifest, exchange: Exchange, mode: str) -> Any:
     cut = parts[point.tensor].cut
     places = [spans(cut.dims[0].ranks[rank]) for rank in range(manifest.tp_size)]
     width = cut.dims[0].extent

@@ -71,7 +71,8 @@ class LockstepRun:
                 localise(skeleton, self.manifest, rank)
         points = points_of(reference, self.manifest)
         judge = LocalJudge if terms.mode == LOCAL else Judge
-        self.judge = judge(points, self.batch, dtype, terms.gates or (lambda point, gate: gate))
+        self.width = native_dtype(source)[1]
+        self.judge = judge(points, self.batch, dtype, terms.gates or (lambda point, gate: gate), self.width >= 4)
         self.coverage = Coverage(
             {n: p.numel() for n, p in reference.parameters.items() if n in reference.recipes and p.is_floating_point()}
         )
@@ -97,8 +98,7 @@ class LockstepRun:
         ledger, broken = self.judge.ledger, list(self.stores[0].not_finite)
         verdict = LevelVerdict(self.level, PASSED, self.terms.mode, ledger.measures, self.findings, fraction, unreached)
         verdict.collectives, verdict.notes = ledger.collectives, self.notes
-        width = native_dtype(self.source)[1]
-        verdict.collective_bytes_per_token = float(ledger.elements * width)
+        verdict.collective_bytes_per_token = float(ledger.elements * self.width)
         if broken:
             return self._of_broken_source(verdict, broken)
         verdict.logits = self._logits()

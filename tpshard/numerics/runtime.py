@@ -7,6 +7,7 @@ noise sets the gates, and every sum must be the same on all ranks to the bit.
 
 from __future__ import annotations
 
+import atexit
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 from tpshard.errors import DamagedError, UsageError
+from tpshard.launch import Launch, launched
 from tpshard.reports import Finding
 from tpshard.shards import Shards, read_manifest
 from tpshard.source import Source, open_source
@@ -29,7 +31,7 @@ from .memory import peak_bytes
 from .metrics import logit_metrics
 from .original import SEVERAL, Expected, generated, outputs_of, row_errors, run_original
 from .points import added_once, points_of
-from .processes import Place, ProcessExchange, ProcessGroup, own_store, place_of, run_all, under_torchrun
+from .processes import Place, ProcessExchange, ProcessGroup, leave_together, own_store, place_of, run_all
 from .rankmodel import connect, fetching, materialise
 from .skeleton import Skeleton
 from .stores import native_dtype, source_store
@@ -84,19 +86,22 @@ def runtime(
     size = shards.manifest.tp_size
     dtype = torch.float32 if compute == "fp32" else native_dtype(source)[0]
     task = {
-        "shards": str(Path(shards.root).resolve()), "source": str(Path(source.root).resolve()), "mode": way.mode, "dtype": dtype,
-        "tokens": tokens, "new_tokens": new_tokens, "device": device, "seed": seed, "trust": trust_remote_code,
+        "shards": str(Path(shards.root).resolve()), "source": str(Path(source.root).resolve()), "mode": way.mode,
+        "dtype": dtype, "tokens": tokens, "new_tokens": new_tokens, "device": device, "seed": seed,
+        "trust": trust_remote_code,
     }  # fmt: skip
     if progress is not None:
         progress(f"{size} processes")
-    given = under_torchrun()
+    given = launched()
     if given is None:
         verdict: LevelVerdict = run_all(size, task)
+    elif given.size != size:
+        raise UsageError(
+            f"torchrun started {given.size} processes for shards of {size} ranks; start {size} in all "
+            "(--nproc-per-node)"
+        )
     else:
-        rank, world, local_rank = given
-        if world != size:
-            raise UsageError(f"torchrun started {world} processes for shards of {size} ranks; start {size} in all")
-        verdict = _as_one_of(rank, world, local_rank, task)
+        verdict = _as_one_of(given, task)
     verdict.notes += way.notes
     _regate(verdict, gates)
     verdict.seconds = time.monotonic() - started
@@ -113,18 +118,25 @@ def _regate(verdict: LevelVerdict, gates: Callable[[str, float], float] | None) 
         if measure.status == "fail":
             who = "" if measure.rank is None else f" of rank {measure.rank}"
             verdict.findings.append(
-                Finding(LEVEL, "", measure.point, f"{measure.point}{who} differs from the original's by {measure.error:.3g} where {measure.gate:.3g} is allowed ({measure.note})")
+                Finding(
+                    LEVEL,
+                    "",
+                    measure.point,
+                    f"{measure.point}{who} differs from the original's by {measure.error:.3g} where "
+                    f"{measure.gate:.3g} is allowed ({measure.note})",
+                )
             )
     if verdict.findings and verdict.verdict == PASSED:
         verdict.verdict = FAILED
 
 
-def _as_one_of(rank: int, world: int, local_rank: int, task: dict[str, Any]) -> LevelVerdict:
+def _as_one_of(given: Launch, task: dict[str, Any]) -> LevelVerdict:
     import torch.distributed as dist
 
-    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", world))
-    place = place_of(rank, world, local_rank, local_size, task["device"])
-    store, _, _ = next(iter(dist.rendezvous("env://", rank, world)))
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    place = place_of(given.rank, given.size, given.local_rank, given.local_size, task["device"])
+    store, _, _ = next(iter(dist.rendezvous("env://", given.rank, given.size)))
+    atexit.register(leave_together, store, given.rank)
     return run_rank(place, store, task)
 
 
@@ -174,7 +186,10 @@ class _Rank:
         self.group, self.place, self.task = group, group.place, task
         self.manifest = read_manifest(Path(task["shards"]))
         if self.manifest.tp_size != self.place.size:
-            raise DamagedError(f"{task['shards']} holds {self.manifest.tp_size} ranks, not {self.place.size}; it was changed during the run")
+            raise DamagedError(
+                f"{task['shards']} holds {self.manifest.tp_size} ranks, not {self.place.size}; it was changed during "
+                "the run"
+            )
         self.sums: list[tuple[str, str]] = []
         self.exchange = ProcessExchange(group)
         self.skeleton = self._built()
@@ -229,7 +244,9 @@ class _Rank:
         gate = max(SEVERAL * expected.noise, least)
         if found.shape != expected.outputs.shape:
             note = f"shape {list(found.shape)} where the original has {list(expected.outputs.shape)}"
-            verdict.measures.append(Measure(name, name, "logits", None, float("inf"), None, float("inf"), gate, "fail", note))
+            verdict.measures.append(
+                Measure(name, name, "logits", None, float("inf"), None, float("inf"), gate, "fail", note)
+            )
             return
         metrics = logit_metrics(found, expected.outputs)
         if expected.are_logits:
@@ -241,9 +258,12 @@ class _Rank:
             noise = float(expected.noise_rows.median())
             error, gate = float(rows.median()), max(SEVERAL * noise, least)
             note = f"{self._dtype()}, prefill, median of positions; the original's own noise is {noise:.3g}"
-        verdict.measures.append(Measure(name, name, "logits", None, error, error, metrics["max_abs"], gate, "pass", note))
+        verdict.measures.append(
+            Measure(name, name, "logits", None, error, error, metrics["max_abs"], gate, "pass", note)
+        )
         verdict.notes.append(
-            f"worst position of the prefill: {float(rows.max()):.3g}; KL {metrics['kl']:.3g} (noise {expected.noise_kl:.3g})"
+            f"worst position of the prefill: {float(rows.max()):.3g}; KL {metrics['kl']:.3g} (noise "
+            f"{expected.noise_kl:.3g})"
         )
 
     def _compare_text(self, verdict: LevelVerdict, made: Any, expected: Expected) -> None:
@@ -259,13 +279,27 @@ class _Rank:
         noise = float(expected.noise_rows.median())
         verdict.measures.append(
             Measure(
-                "decode", "decode", "logits", None, error, error, metrics["max_abs"], max(SEVERAL * 2 * noise, least), "pass",
+                "decode", "decode", "logits", None, error, error, metrics["max_abs"],
+                max(SEVERAL * 2 * noise, least), "pass",
                 f"{self._dtype()}, with the cache, median of {compared} steps",
             )
         )  # fmt: skip
         if same == len(ids):
             verdict.notes.append(f"{same} greedy tokens are equal to the original's")
-            verdict.measures.append(Measure("greedy text", "decode", "logits", None, 0.0, None, 0.0, 0.0, "pass", "tokens that differ without a tie"))
+            verdict.measures.append(
+                Measure(
+                    "greedy text",
+                    "decode",
+                    "logits",
+                    None,
+                    0.0,
+                    None,
+                    0.0,
+                    0.0,
+                    "pass",
+                    "tokens that differ without a tie",
+                )
+            )
             return
         top = expected.step_logits[same].double().topk(2).values
         margin, allowed = float(top[0] - top[1]), SEVERAL * expected.noise_abs
@@ -275,7 +309,18 @@ class _Rank:
             f"{margin:.3g} and its own noise is {expected.noise_abs:.3g}: {'a tie' if tie else 'no tie'}"
         )
         verdict.measures.append(
-            Measure("greedy text", "decode", "logits", None, 0.0 if tie else 1.0, None, margin, 0.0, "pass", "tokens that differ without a tie")
+            Measure(
+                "greedy text",
+                "decode",
+                "logits",
+                None,
+                0.0 if tie else 1.0,
+                None,
+                margin,
+                0.0,
+                "pass",
+                "tokens that differ without a tie",
+            )
         )
 
     def _compare_ranks(self, verdict: LevelVerdict, sums: list[list[tuple[str, str]]]) -> None:
@@ -284,7 +329,18 @@ class _Rank:
             odd = next((a[0] for a, b in zip(mine, sums[0], strict=False) if a != b), "")
             odd = odd or ("the number of sums" if len(mine) != len(sums[0]) else "")
             verdict.measures.append(
-                Measure(odd or "all sums", "ranks", "replicated", rank, float(bool(odd)), None, float(bool(odd)), 0.0, "pass", "equal to rank 0's to the bit")
+                Measure(
+                    odd or "all sums",
+                    "ranks",
+                    "replicated",
+                    rank,
+                    float(bool(odd)),
+                    None,
+                    float(bool(odd)),
+                    0.0,
+                    "pass",
+                    "equal to rank 0's to the bit",
+                )
             )
         verdict.notes.append(f"{len(sums[0])} sums were compared between ranks to the bit")
 
@@ -294,7 +350,8 @@ class _Rank:
         verdict.collective_bytes_per_token = sum(elements.values()) * width / (SEQUENCES * self.task["tokens"])
         due = {key: count for key, count in self.theory.items() if key.startswith("forward ")}
         verdict.notes.append(
-            f"{self.place.size} processes over {self.place.backend} on {self.place.device.type}; collectives of a pass: "
+            f"{self.place.size} processes over {self.place.backend} on {self.place.device.type}; collectives of a "
+            f"pass: "
             f"{', '.join(f'{count} {key}' for key, count in verdict.collectives.items())}; in theory "
             f"{', '.join(f'{count} {key[8:]}' for key, count in due.items())}; "
             f"{verdict.collective_bytes_per_token:,.0f} bytes a token"

@@ -155,7 +155,10 @@ def write_twin(config: dict[str, Any], directory: Path, *, seed: int = 0, trust_
         with torch.device("meta"):
             count = sum(p.numel() for p in cls._from_config(deepcopy(parsed)).parameters())
         if count > MOST_PARAMETERS:
-            raise UnsupportedError(f"the twin of {cls.__name__} would have {count:,} parameters; its config has sizes that are not known here")
+            raise UnsupportedError(
+                f"the twin of {cls.__name__} would have {count:,} parameters; its config has sizes that are not known "
+                "here"
+            )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = cls._from_config(parsed, dtype=torch.float32)

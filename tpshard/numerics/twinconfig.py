@@ -29,10 +29,14 @@ _WIDTHS = (
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token")
 _WINDOWS = ("sliding_window", "attention_window", "sliding_window_size")
-_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "image_token_id", "image_token_index",
-           "boi_token_index", "eoi_token_index")  # fmt: skip
-_DROPPED = ("quantization_config", "compression_config", "torch_dtype", "dtype", "_name_or_path", "transformers_version",
-            "num_nextn_predict_layers")  # fmt: skip
+_TOKENS = (
+    "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "image_token_id", "image_token_index",
+    "boi_token_index", "eoi_token_index",
+)  # fmt: skip
+_DROPPED = (
+    "quantization_config", "compression_config", "torch_dtype", "dtype", "_name_or_path", "transformers_version",
+    "num_nextn_predict_layers",
+)  # fmt: skip
 _VISION = {
     "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
     "patch_size": 14,
@@ -172,7 +176,7 @@ def _cut_heads(config: dict[str, Any], tp_size: int) -> None:
     expand = config.get("expand")
     if _count(expand) and _count(config.get("state_size")):
         config["state_size"], config["chunk_size"] = 8, 8
-        config[hidden] = config[query] * small // expand  # type: ignore[operator]
+        config[hidden] = config[query] * small // int(expand or 1)
         return
     config[hidden] = config[query] * (small if natural else small + 2)  # some classes want a multiple of the heads
     if _count(config.get("word_embed_proj_dim")):
@@ -185,7 +189,9 @@ def _cut_heads(config: dict[str, Any], tp_size: int) -> None:
 
 def _cut_factors(config: dict[str, Any], head_dim: int) -> None:
     """Rope factors that are given for every pair of rotated indices."""
-    share = config.get("partial_rotary_factor") or (config.get("rope_parameters") or {}).get("partial_rotary_factor") or 1.0
+    share = (
+        config.get("partial_rotary_factor") or (config.get("rope_parameters") or {}).get("partial_rotary_factor") or 1.0
+    )
     pairs = int(head_dim * share) // 2
     for name in ("rope_scaling", "rope_parameters"):
         rope = config.get(name)
@@ -232,6 +238,5 @@ def _cut_positions(config: dict[str, Any]) -> None:
         if isinstance(rope, Mapping) and _count(rope.get("original_max_position_embeddings")):
             trained = max(1, int(rope["original_max_position_embeddings"] * share))
             config[holder] = {**rope, "original_max_position_embeddings": trained}
-    trained = config.get("original_max_position_embeddings")
-    if _count(trained):
-        config["original_max_position_embeddings"] = max(1, int(trained * share))  # type: ignore[operator]
+    if _count(config.get("original_max_position_embeddings")):
+        config["original_max_position_embeddings"] = max(1, int(config["original_max_position_embeddings"] * share))

@@ -222,7 +222,7 @@ def fused_in_blocks(s: Scratch) -> Expected:
     whole = s.whole(name)
     for rank in s.ranks():
         mine = s.get(name, rank).shape[0]
-        each, rows = mine // 3, []
+        each, rows = mine // 3, list[int]()
         for third in range(3):
             first = third * (whole.shape[0] // 3) + rank * each
             rows += range(first, first + each + (mine - 3 * each if third == 2 else 0))

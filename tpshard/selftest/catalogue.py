@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from .scratch import Scratch, layer_of
 
 RESEALED, UNSEALED, PLAN, EQUIVALENT = "resealed", "unsealed", "plan", "equivalent"
-_SAME_IN_MEMORY = {"block_sparse_moe": "mlp", "embed_out": "lm_head"}  # the module's name in transformers 5, where the files have another
+# Names of modules in transformers 5 where the files have others.
+_SAME_IN_MEMORY = {"block_sparse_moe": "mlp", "embed_out": "lm_head"}
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,14 @@ class Expected:
         rank: the rank that must be named, where one rank alone can be.
         levels: levels that must each see it.
         refused: the verifier may also refuse to run at all, with a clear error.
+        config: the fault is in the config: a finding that names the file is at its place.
     """
 
     points: tuple[str, ...] = ()
     rank: int | None = None
     levels: tuple[str, ...] = ("forward",)
     refused: bool = False
+    config: bool = False
 
 
 Act = Callable[[Scratch], Expected]

@@ -41,9 +41,13 @@ def _t(name: str, **values: Any) -> Callable[[], Any]:
 
 
 FAMILIES: dict[str, Family] = {  # cheapest first
-    "llama": Family("grouped queries, 4 ranks share 2 KV heads", _t("Llama", **(_GQA | _ODD), tie_word_embeddings=False)),
+    "llama": Family("grouped queries, 4 ranks share 2 KV heads", _t(
+        "Llama", **(_GQA | _ODD), tie_word_embeddings=False
+    )),
     "qwen2": Family("biases of q, k, v", _t("Qwen2", **_GQA, tie_word_embeddings=False)),
-    "qwen3": Family("norms of every head, tied head, heads wider than hidden", _t("Qwen3", **_WIDE, tie_word_embeddings=True)),
+    "qwen3": Family("norms of every head, tied head, heads wider than hidden", _t(
+        "Qwen3", **_WIDE, tie_word_embeddings=True
+    )),
     "gpt_neox": Family("q, k, v fused head by head, biases", _t("GPTNeoX", **_MHA, rotary_pct=0.5)),
     "phi3": Family("q, k, v and gate, up fused in blocks", _t("Phi3", **_PAIR, pad_token_id=0)),
     "gpt2": Family("matrices stored in x out", _t(

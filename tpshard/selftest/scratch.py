@@ -41,8 +41,8 @@ class Scratch:
     Args:
         shards: good shards; they are only read.
         source: the directory of the checkpoint that they were cut from.
-        other: shards of the same config and degree with other weights.
-        resealed: shards of the same model at another degree.
+        other: shards of the same config and degree with other weights, None where no fault needs them.
+        degree: shards of the same model at another degree, likewise.
     """
 
     def __init__(self, shards: Shards, source: Path, other: Shards | None = None, degree: Shards | None = None) -> None:
@@ -163,11 +163,12 @@ class Scratch:
         shutil.copytree(self.shards.root, directory, copy_function=os.link)
         manifest = self.manifest
         for number, file in enumerate(self.shards.files):
-            mine = [(info, changed[key]) for info in file.tensors if (key := (info.name, self.rank_of(number))) in changed]
+            rank = manifest.files[number].rank
+            mine = [(info, changed[info.name, rank]) for info in file.tensors if (info.name, rank) in changed]
             if mine:
                 path = directory / file.name
                 write_tensors(path, mine)
-                manifest = _digested(manifest, number, file.tensors, dict((i.name, t) for i, t in mine))
+                manifest = _digested(manifest, number, file.tensors, {info.name: tensor for info, tensor in mine})
         if config:
             raw = json.dumps(self.config, indent=2).encode() + b"\n"
             rewrite(directory / CONFIG, raw)
@@ -176,9 +177,6 @@ class Scratch:
             rewrite(directory / manifests.NAME, manifests.dumped(manifest))
         for act in self._after:
             act(directory)
-
-    def rank_of(self, file: int) -> int:
-        return self.manifest.files[file].rank
 
 
 def layer_of(name: str) -> str:
@@ -221,7 +219,8 @@ def _stored(root: Path, path: Path, info: TensorInfo) -> torch.Tensor:
 def _originals(source: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
-    return load_file(source / "model.safetensors")
+    tensors: dict[str, torch.Tensor] = load_file(source / "model.safetensors")
+    return tensors
 
 
 def original(source: Path, name: str) -> torch.Tensor:
@@ -241,7 +240,8 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def data_of(tensor: torch.Tensor) -> bytes:
-    return bits(tensor).numpy().tobytes()
+    raw: bytes = bits(tensor).numpy().tobytes()
+    return raw
 
 
 def write_tensors(path: Path, tensors: list[tuple[TensorInfo, torch.Tensor]]) -> None:

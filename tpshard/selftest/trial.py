@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tpshard.check import verify
 from tpshard.checkpoint import place_source
+from tpshard.converters import llama
 from tpshard.errors import DamagedError, LayoutError, TpshardError, UnsupportedError
 from tpshard.execute import execute
 from tpshard.numerics.forward import forward
@@ -23,7 +24,7 @@ from tpshard.verdicts import FAILED, PASSED, LevelVerdict, Measure, excess
 from .catalogue import EQUIVALENT, PLAN, UNSEALED, Expected, Mutant
 from .drafts import Draft
 from .plans import PlanFault
-from .scratch import Scratch, layer_of
+from .scratch import CONFIG, Scratch, layer_of
 from .workshop import Workshop
 
 TOKENS = 8
@@ -125,10 +126,8 @@ def plan_wrongly(wrong: PlanFault, shop: Workshop, family: str, tp_size: int, wa
         NotHereError: the plan is the right one there.
     """
     source = shop.source(family)
-    table = None
-    if family == "bitnet":
-        from tpshard.converters.llama import table
-    draft = Draft(source.root, tp_size, table)
+    # No family's table serves BitNet: Llama's, with the norms between matrices taken for ordinary ones, is the fault.
+    draft = Draft(source.root, tp_size, llama.table if family == "bitnet" else None)
     expected = wrong.act(draft)
     directory = shop.fresh()
     began = time.perf_counter()
@@ -171,7 +170,8 @@ def _judge(fault: Fault, run: Callable[[], LevelVerdict], expected: Expected) ->
         return
     if fault.kind == EQUIVALENT:
         fault.caught = verdict.verdict == PASSED
-        fault.note = "" if fault.caught else f"alarm: {(verdict.findings or [verdict.verdict])[0]}"
+        if not fault.caught:
+            fault.note = verdict.findings[0].message if verdict.findings else f"the verdict is '{verdict.verdict}'"
         _worst(fault, verdict.measures)
         return
     failed = [measure for measure in verdict.measures if measure.status == "fail"]
@@ -191,7 +191,8 @@ def _placed(verdict: LevelVerdict, named: list[Measure], expected: Expected) -> 
         # A rank whose shapes do not fit breaks off: what it passed last is before the fault, and in its layer.
         layers = {layer_of(point) for point in expected.points}
         broke = any(layer_of(finding.tensor) in layers for finding in verdict.findings if finding.tensor)
-        return expected.refused or broke, told
+        told_of = expected.config and any(finding.file == CONFIG for finding in verdict.findings)
+        return expected.refused or broke or told_of, told
     astray = [m for m in named if not _matches(m.point, expected)]
     if astray:
         return False, f"{astray[0].point} fails, which is not where the fault is"
@@ -212,7 +213,11 @@ def _worst(fault: Fault, measures: list[Measure]) -> None:
 
 def good_run(shards: Shards, source: Source, way: str) -> str:
     """"" where nothing is said about good shards, else what is."""
-    for level in (lambda: plan_verdict(shards.manifest), lambda: run_forward(shards, source, way)):
+    levels: tuple[Callable[[], LevelVerdict], ...] = (
+        lambda: plan_verdict(shards.manifest),
+        lambda: run_forward(shards, source, way),
+    )
+    for level in levels:
         try:
             verdict = level()
         except Exception as error:  # whatever it is, it is no silence

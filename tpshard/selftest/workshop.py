@@ -9,11 +9,10 @@ from pathlib import Path
 
 from tpshard.convert import reshard, split
 from tpshard.options import Options
-from tpshard.partition import Heads
 from tpshard.shards import Shards, open_shards
 from tpshard.source import Source, open_source
 
-from .models import FAMILIES, build, write
+from .models import build, write
 
 
 @dataclass
@@ -21,7 +20,7 @@ class Workshop:
     """A temporary directory, and what was made in it so far."""
 
     root: Path
-    options: Options = Options(threads=1)
+    options: Options = field(default_factory=lambda: Options(threads=1))
     _numbers: Iterator[int] = field(default_factory=count)
     _shards: dict[tuple[str, int, int], Shards] = field(default_factory=dict)
     _sources: dict[tuple[str, int], Source] = field(default_factory=dict)
@@ -62,8 +61,7 @@ class Workshop:
         """Degrees from 2 to 4 that the family takes, unequal ones included."""
         axes = [axis for dims in self.shards(family, 2).manifest.dims.values() for dim in dims for axis in dim.axes]
         most = min(axis.parts() for axis in axes)
-        grouped = any(isinstance(axis, Heads) and axis.kv_heads > 1 for axis in axes)
-        return [n for n in (2, 3, 4) if n <= most and (n != 3 or grouped or most > 3)]
+        return [n for n in (2, 3, 4) if n <= most]
 
 
 def bitnet() -> object:
@@ -74,6 +72,3 @@ def bitnet() -> object:
         hidden_size=48, num_attention_heads=6, num_key_value_heads=2, intermediate_size=64, num_hidden_layers=2,
         vocab_size=96, tie_word_embeddings=False,
     )  # fmt: skip
-
-
-__all__ = ["FAMILIES", "Workshop"]
