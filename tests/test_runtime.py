@@ -209,6 +209,19 @@ def test_families_in_fp32_at_an_uneven_degree(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+def test_a_rank_that_fails_is_the_one_that_is_named(made: Made, tmp_path: Path) -> None:
+    """Its file is gone when it comes to read it; the others end with it, long before they would give up waiting."""
+    shards = Path(shutil.copytree(made[1], tmp_path / "shards"))
+    opened, source = open_shards(shards), open_source(made[0])
+    gone = next(path for file, path in zip(opened.manifest.files, opened.paths(), strict=True) if file.rank == 1)
+    gone.unlink()
+    began = time.monotonic()
+    with pytest.raises(StorageError, match=gone.name):
+        runtime(opened, source)
+    assert time.monotonic() - began < processes.TIMEOUT / 2
+
+
+@pytest.mark.slow
 def test_a_fault_fails_and_every_process_of_torchrun_ends_with_its_status(made: Made, tmp_path: Path) -> None:
     source, good = made
     shards = Path(shutil.copytree(good, tmp_path / "shards"))

@@ -167,6 +167,43 @@ def test_a_small_deepseek_v3_keeps_its_kinds_of_layers_groups_and_expert_order()
     assert "num_nextn_predict_layers" not in small
 
 
+@pytest.mark.parametrize(
+    ("config", "tp_size"),
+    [
+        # rope factors for every pair of a head's indices
+        (
+            lambda T: T.Phi3Config(
+                hidden_size=3072,
+                num_attention_heads=32,
+                max_position_embeddings=131072,
+                original_max_position_embeddings=4096,
+                rope_parameters={
+                    "rope_type": "longrope",
+                    "rope_theta": 10000.0,
+                    "short_factor": [1.0 + n / 100 for n in range(48)],
+                    "long_factor": [1.0 + n / 10 for n in range(48)],
+                },
+                architectures=["Phi3ForCausalLM"],
+            ),
+            4,
+        ),
+        # 25 heads on 4 ranks
+        (lambda T: T.GPT2Config(n_embd=1600, n_head=25, n_layer=48, architectures=["GPT2LMHeadModel"]), 4),
+        pytest.param(lambda T: T.DeepseekV3Config(architectures=["DeepseekV3ForCausalLM"]), 8, marks=pytest.mark.slow),
+        pytest.param(lambda T: T.GPTNeoXConfig(architectures=["GPTNeoXForCausalLM"]), 6, marks=pytest.mark.slow),
+    ],
+    ids=["phi-3 128k", "gpt-2 xl", "deepseek v3", "gpt-neox 20b"],
+)
+def test_models_as_they_are_released_have_a_twin(config: Any, tp_size: int) -> None:
+    """From the configs alone: 671 billion parameters or few."""
+    import transformers
+
+    values = json.loads(config(transformers).to_json_string())
+    trial = twins._try(shrunk(values, tp_size), tp_size, False)
+    assert trial.ran
+    assert trial.problems == {LOCAL: "", ZERO_PAD: ""}
+
+
 def test_the_first_layers_of_a_config() -> None:
     config = {"num_hidden_layers": 4, "layer_types": ["a", "b", "c", "d"], "mlp_only_layers": [1, 3], "hidden_size": 8}
     assert first_layers(config, 2) == {

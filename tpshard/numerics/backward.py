@@ -34,6 +34,7 @@ from .gradients import Gradients
 from .localshapes import localise
 from .lockstep import OutOfStepError, ParticipantError, ThreadGroup
 from .loss import Loss, gradients_of, inputs_for, noise_of
+from .memory import peak_bytes
 from .points import added_once, points_of
 from .rankmodel import connect, fetching, materialise
 from .skeleton import Skeleton
@@ -109,6 +110,7 @@ def backward(
     if verdict.findings:
         verdict.verdict = FAILED
     verdict.seconds = time.monotonic() - started
+    verdict.peak_memory = peak_bytes()
     return verdict
 
 
