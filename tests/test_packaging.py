@@ -26,8 +26,8 @@ NEVER = {"torch", "transformers", "safetensors"}
 LATE = {"numpy", "tqdm", "huggingface_hub"}
 
 PLAN_MAY_IMPORT = {
-    "__future__", "bisect", "collections", "contextlib", "dataclasses", "functools", "gc", "hashlib", "heapq", "itertools",
-    "json", "math", "operator", "re", "types", "typing",
+    "__future__", "bisect", "collections", "contextlib", "dataclasses", "functools", "gc", "hashlib",
+    "heapq", "itertools", "json", "math", "operator", "re", "types", "typing",
 }  # fmt: skip
 CONVERTERS_MAY_IMPORT = {"table", "partition", "config", "errors", "intervals"}
 

@@ -77,7 +77,7 @@ class Taken(Sequence["str | None"]):
     def __getitem__(self, at: int) -> str | None: ...
     @overload
     def __getitem__(self, at: slice) -> Sequence[str | None]: ...
-    def __getitem__(self, at: int | slice) -> str | None | Sequence[str | None]:
+    def __getitem__(self, at: int | slice) -> str | Sequence[str | None] | None:
         if isinstance(at, slice):
             return [self[n] for n in range(*at.indices(len(self)))]
         if not self._there[at]:
