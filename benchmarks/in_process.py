@@ -17,7 +17,7 @@ from tpshard.checkpoint import Checkpoint, open_checkpoint
 from tpshard.execute import execute
 from tpshard.layout import table_layout
 from tpshard.place import Headed, place_native
-from tpshard.plan import Plan, build_plan
+from tpshard.planning import Plan, build_plan
 
 
 def planned(source: str, tp_size: int) -> tuple[Checkpoint, Headed, Plan, dict[str, float]]:

@@ -168,7 +168,8 @@ def main() -> None:
     print(
         f"next:\n  tpshard inspect {here}\n  tpshard split {here} {here}-tp8 --tp 8\n"
         f"  tpshard reshard '8->3' {here}-tp8 {here}-tp3\n  tpshard merge {here}-tp3 {here}-merged\n"
-        f"  sha256sum {here}/model.safetensors {here}-merged/model.safetensors"
+        f"  (cd {here}-merged && find . -type f -exec sha256sum {{}} +) > {here}-sums\n"
+        f"  (cd {here} && sha256sum --quiet -c {shlex.quote(str(out.resolve()))}-sums) && echo 'the same files'"
     )
 
 

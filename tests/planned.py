@@ -15,7 +15,7 @@ from tpshard.intervals import PAD, Run
 from tpshard.layout import Cut, Layout, Stored, cut_layout
 from tpshard.matching import Logical
 from tpshard.partition import Dim, Partition, interned
-from tpshard.plan import Placed, PlacedFile, Plan
+from tpshard.planning import Placed, PlacedFile, Plan
 from tpshard.routing import Extent
 
 Bytes = npt.NDArray[np.uint8]

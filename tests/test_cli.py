@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from weights import tree, write_llama
 
-from tpshard import cli, split
+from tpshard import cli, cliparts, split
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def test_degrees_of_plan(llama: Path) -> None:
     ("text", "size"), [("500", 500), ("1kB", 1000), ("64MiB", 64 << 20), ("1.5 gb", 1_500_000_000), ("2T", 2 * 10**12)]
 )
 def test_sizes(text: str, size: int) -> None:
-    assert cli.size(text) == size
+    assert cliparts.size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1.", "1XB", "B", "1e6", "1 000", "∞", "9" * 400])

@@ -14,7 +14,7 @@ from tpshard.errors import DamagedError, LayoutError
 from tpshard.layout import whole_layout
 from tpshard.manifestreader import parsed
 from tpshard.place import place_native
-from tpshard.plan import build_plan
+from tpshard.planning import build_plan
 
 
 @pytest.fixture(params=[True, False])

@@ -211,7 +211,7 @@ def test_a_directory_that_the_system_says_is_not_writable(tmp_path, monkeypatch)
 
 def test_too_little_space(tmp_path):
     with (
-        pytest.raises(StorageError, match=r"1152921504606846976 bytes are needed and \d+ are free"),
+        pytest.raises(StorageError, match=r"1,152,921,504,606,846,976 bytes are needed and [0-9,]+ are free"),
         Staging(tmp_path / "out", overwrite=False, needed_bytes=1 << 60),
     ):
         pass
@@ -226,14 +226,14 @@ def test_a_small_file_system(tmp_path):
         pytest.skip("mounting a small file system needs root")
     try:
         with (
-            pytest.raises(StorageError, match="329000 bytes are needed"),
+            pytest.raises(StorageError, match="329,000 bytes are needed"),
             Staging(small / "out", overwrite=False, needed_bytes=329_000),
         ):
             pass
         source = tmp_path / "big"
         source.write_bytes(bytes(300_000))
         with (
-            pytest.raises(StorageError, match=r"side: writing at byte \d+ failed: No space left"),
+            pytest.raises(StorageError, match=r"side: writing at byte [0-9,]+ failed: No space left"),
             Staging(small / "out", overwrite=False, needed_bytes=0) as staging,
         ):
             copy_side_file(source, staging.path / "side")

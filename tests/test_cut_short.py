@@ -107,7 +107,7 @@ def as_nobody(*words: object, folder: Path) -> subprocess.CompletedProcess[str]:
             above.chmod(above.stat().st_mode | stat.S_IXOTH | stat.S_IRGRP)
     # Everything is loaded beforehand: the user may not be able to read where Python keeps it.
     script = """
-import importlib, os, pkgutil, sys, xxhash, numpy, tpshard
+import fcntl, importlib, os, pkgutil, sys, xxhash, numpy, tpshard
 for module in pkgutil.iter_modules(tpshard.__path__):
     if module.name != "__main__":
         importlib.import_module(f"tpshard.{module.name}")

@@ -15,14 +15,14 @@ from checkpoints import (
 )
 
 from tpshard import hub
-from tpshard.errors import StorageError
+from tpshard.errors import StorageError, UsageError
 from tpshard.source import open_source
 
 
 @pytest.mark.parametrize(
     ("text", "is_id"),
     [
-        ("gpt2", True),
+        ("gpt2", False),  # the few ids of this form look like any mistyped directory,
         ("org/name", True),
         ("org/na.me-1_b@refs/pr/3", True),
         ("org/name@v1.0", True),
@@ -90,7 +90,60 @@ def test_a_hub_that_fails_gives_one_plain_error(tmp_path: Path, monkeypatch: pyt
     message = refused("org/name@v2", "org/name", "v2", "401 Client Error", "HF_TOKEN", kind=StorageError)
     assert "long story" not in message
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    refused("gpt2", "no directory 'gpt2'", "pip install huggingface_hub", kind=StorageError)
+    refused("org/name", "no directory 'org/name'", "pip install huggingface_hub", kind=StorageError)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("GatedRepoError", ("accept", "HF_TOKEN")),
+        ("RepositoryNotFoundError", ("no model org/name", "check the name", "HF_TOKEN")),
+        ("RevisionNotFoundError", ("no revision v2",)),
+        ("LocalEntryNotFoundError", ("not in the cache", "connection", "HF_HUB_OFFLINE", "hf download org/name")),
+        ("OfflineModeIsEnabled", ("not in the cache", "HF_HUB_OFFLINE")),
+        ("OSError", ("No space left", "HF_HOME")),
+    ],
+)
+def test_every_kind_of_failure_of_the_hub_is_one_plain_sentence(
+    name: str, said: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = pytest.importorskip("huggingface_hub.errors")
+    kind = OSError if name == "OSError" else getattr(errors, name)
+
+    def download(*_: Any, **__: Any) -> str:
+        error = kind.__new__(kind)
+        error.args = (28, "No space left on device") if name == "OSError" else ("Traceback of\nmany lines",)
+        if name == "OSError":
+            raise OSError(28, "No space left on device")
+        raise error
+
+    monkeypatch.chdir(tmp_path)
+    fake_hub(monkeypatch, download)
+    message = refused("org/name@v2", "no directory 'org/name@v2'", "local directory", *said, kind=StorageError)
+    assert "Error" not in message
+    assert "many lines" not in message
+    assert message.count(".") <= 1 + "HF_HOME".count(".")
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt2@main", "typo", "model.safetensors"])
+def test_a_name_without_a_slash_is_not_looked_for_on_the_hub(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(*_: Any, **__: Any) -> str:
+        raise AssertionError("the hub was asked")
+
+    monkeypatch.chdir(tmp_path)
+    fake_hub(monkeypatch, download)
+    message = refused(name, "org/name", kind=UsageError)
+    assert message.startswith(f"There is no directory {name}.")
+
+
+def test_the_folder_of_a_model_in_the_cache_names_its_snapshots(tmp_path: Path) -> None:
+    snapshot = make_cache(tmp_path)
+    refused(snapshot.parents[1], str(snapshot), "snapshots", kind=UsageError)
+    for path in sorted(snapshot.parent.rglob("*"), reverse=True):
+        path.unlink() if path.is_symlink() or path.is_file() else path.rmdir()
+    refused(snapshot.parents[1], "no snapshot", "Download")
 
 
 def test_the_hub_cache_serves_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

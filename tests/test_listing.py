@@ -121,17 +121,17 @@ def test_pipes_and_sockets_are_never_opened(tmp_path: Path, monkeypatch: pytest.
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind("s")
         source = open_source(tmp_path)
-    assert source.left_out == ("pipe.json (neither a file nor a directory)", "s (neither a file nor a directory)")
+    assert source.left_out == ("pipe.json (a FIFO)", "s (a socket)")
     for name in ("config.json", "model.safetensors"):
         make_single(tmp_path)
         (tmp_path / name).unlink()
         os.mkfifo(name)
-        refused(tmp_path, name if name == "config.json" else "no weights")
+        refused(tmp_path, name, "a FIFO")
         (tmp_path / name).unlink()
     make_indexed(tmp_path / "i")
     (tmp_path / "i" / piece(2)).unlink()
     os.mkfifo(tmp_path / "i" / piece(2))
-    refused(tmp_path / "i", piece(2), "neither a file")
+    refused(tmp_path / "i", piece(2), "a FIFO")
 
 
 def test_names_that_are_not_utf8_are_left_out(tmp_path: Path) -> None:

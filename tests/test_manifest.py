@@ -22,7 +22,7 @@ from tpshard.manifest import Manifest, Note, Origin, RankFile, SideFile, dumped
 from tpshard.manifestreader import parsed
 from tpshard.partition import Dim, Heads, Padded, Units, replicated
 from tpshard.place import place_native
-from tpshard.plan import stored_bytes
+from tpshard.planning import stored_bytes
 from tpshard.sourcefiles import SourceFile
 
 WHERE = "shards/tpshard.json"
@@ -65,6 +65,7 @@ def manifest_of(tensors: Tensors, tp_size: int, algorithm: str = "xxh3_128", fil
             tuple(sources),
             ("model.safetensors.index.json", b'{"weight_map": {}}\n') if files > 1 else None,
             tuple(digest(t.name) * times for t in in_order) if algorithm else (),
+            ("model.gguf (weights that are not in use)", "s\u00f6 (its name is not UTF-8)"),
         ),
         (SideFile("config.json", 321, "d" * 64), SideFile("custom/köde.py", 0, "e" * 64)),
         tuple(
@@ -242,6 +243,7 @@ def remove(holder: Any, key: Any) -> None:
 
 DOCUMENT = document_of(manifest_of(dict(list(SMALL.items())[:5]), 3, files=2))
 PLACES = list(leaves(DOCUMENT))
+FULL = document_of(small())
 
 
 @pytest.mark.parametrize("change", [edit, remove])
@@ -300,6 +302,11 @@ def test_values_of_other_types_are_refused() -> None:
         (("tensors", 0, "cut"), [None], "does not fit the shape"),
         (("tensors", 0, "cut"), [99, None], "cut.* is 99, not a whole number from 0 to"),
         (("tensors", 0, "pattern"), "embed.bias", "does not describe embed.weight"),
+        (("tensors", 0, "count"), 2, "count is 2 where 1 tensors are described"),
+        (("tensors", 0, "count"), 0, "count is 0, not a whole number from 1"),
+        (("axes", "heads", "ranks"), {}, "heads.ranks gives units that do not follow from the axis"),
+        (("axes", "vocab", "ranks", "unit", 1), "3:7", "vocab.ranks gives units that do not follow from the axis"),
+        (("source", "left_out"), "nothing", "left_out is not a list of texts"),
         (("files", 1, "name"), "../outside", "not a plain path inside the directory"),
         (("source", "files", 0, "format"), "pickle", "unknown format 'pickle'"),
         (("source", "files", 0, "size"), 1 << 40, "the file has"),
@@ -313,6 +320,36 @@ def test_contradictions_are_named(path: tuple[Any, ...], value: Any, message: st
     with pytest.raises(DamagedError, match=message) as caught:
         parsed(sealed(document), WHERE)
     assert caught.value.exit_status == 4
+
+
+def test_what_follows_from_the_rest_is_worked_out_again() -> None:
+    """Counts, patterns and units are there to be read by themselves: they may not lie, whatever the checksum."""
+    derived = [
+        path
+        for path in leaves(FULL)
+        if (path[0] == "axes" and "ranks" in path)
+        or (path[0] == "dims" and path[-1] == "extent")
+        or (path[0] == "tensors" and {"count", "names", "pattern", "dtype", "shape"}.intersection(path))
+    ]
+    assert len(derived) > 50
+    for path in derived:
+        for change in (edit, remove):
+            if change is remove and path[-1] == "names":
+                continue  # the one entry of a pattern without names stands for all that no other names
+            with pytest.raises(DamagedError):
+                parsed(sealed(changed(FULL, path, change)), WHERE)
+
+
+def test_an_entry_that_describes_nothing_or_the_same_again() -> None:
+    for more, message in (
+        ({}, "again"),
+        ({"pattern": "none.of.them"}, "count is"),
+        ({"names": ["a"]}, "count is"),
+    ):
+        document = deepcopy(DOCUMENT)
+        document["tensors"].append({**document["tensors"][0], **more})
+        with pytest.raises(DamagedError, match=message):
+            parsed(sealed(document), WHERE)
 
 
 def test_a_tensor_in_two_files() -> None:

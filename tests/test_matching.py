@@ -164,7 +164,9 @@ def test_unknown_tensors(name: str) -> None:
     held = added(tensors(), name, 8, HIDDEN)
     with pytest.raises(UnsupportedError, match=r"no rule of the table knows this tensor.*--copy-unknown") as caught:
         found(dense(), held)
-    assert str(caught.value).startswith(name)
+    assert str(caught.value).startswith(name[:120])
+    assert (name in str(caught.value)) is (len(name) <= 200)
+    assert len(str(caught.value)) < 500
     result = found(dense(), held, copy_unknown=True)
     assert result.unknown == (name,)
     assert result.dims[name] == (replicated(8), replicated(HIDDEN))

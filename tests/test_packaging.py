@@ -114,7 +114,7 @@ def test_public_names_are_these() -> None:
 
 
 def test_a_public_name_is_the_same_after_every_module_is_loaded() -> None:
-    """``tpshard.plan`` is a function and there is a module of that name: importing the module must not replace it."""
+    """Importing a submodule sets it on its package: none may have the name of a public function."""
     code = """
 import importlib, pkgutil, tpshard
 before = {name: getattr(tpshard, name) for name in tpshard.__all__}
@@ -155,7 +155,7 @@ def imports_of(path: Path) -> Iterator[str]:
 
 
 def own_imports(path: Path) -> set[str]:
-    """Names of the core modules that a file imports (``plan`` for ``tpshard.plan``)."""
+    """Names of the core modules that a file imports (``planning`` for ``tpshard.planning``)."""
     return {name.split(".")[1] for name in imports_of(path) if name.startswith("tpshard.")}
 
 
@@ -165,8 +165,8 @@ def outside_imports(path: Path) -> set[str]:
 
 
 def up_to_the_plan() -> list[Path]:
-    """plan.py and every core module that it needs."""
-    found, todo = set(), ["plan"]
+    """planning.py and every core module that it needs."""
+    found, todo = set(), ["planning"]
     while todo:
         name = todo.pop()
         if name not in found and (CORE / f"{name}.py").exists():
@@ -177,7 +177,7 @@ def up_to_the_plan() -> list[Path]:
 
 def test_nothing_up_to_the_plan_opens_a_file() -> None:
     paths = up_to_the_plan()
-    assert len(paths) > 4  # plan, layout, partition, intervals, errors at the least
+    assert len(paths) > 4  # planning, layout, partition, intervals, errors at the least
     for path in paths:
         odd = outside_imports(path) - PLAN_MAY_IMPORT
         assert not odd, f"{path.name} imports {sorted(odd)}"

@@ -23,7 +23,7 @@ from tpshard.place import (
     rank_metadata,
     sealed,
 )
-from tpshard.plan import Placed
+from tpshard.planning import Placed
 
 
 def opened(headed: Headed) -> list[WeightsFile]:

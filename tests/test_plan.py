@@ -19,7 +19,7 @@ from tpshard.layout import Cut, Layout, Piece, Stored, cut, cut_dims, held_by, w
 from tpshard.matching import Logical
 from tpshard.partition import Dim, Partition, interned, replicated
 from tpshard.place import place_native
-from tpshard.plan import Plan, build_plan, sizes_of, stored_bytes
+from tpshard.planning import Plan, build_plan, sizes_of, stored_bytes
 
 
 def carry(source: Layout, target: Layout, values: planned.Values) -> Plan:

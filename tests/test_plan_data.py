@@ -13,7 +13,7 @@ from kinds import BYTES
 
 from tpshard.partition import Dim
 from tpshard.place import place_native
-from tpshard.plan import Plan, build_plan
+from tpshard.planning import Plan, build_plan
 
 
 def test_plans_are_equal_hashable_and_printable() -> None:
@@ -41,7 +41,7 @@ import sys
 sys.path.insert(0, {tests!r})
 import hashlib, kinds, planned
 from tpshard.place import place_native
-from tpshard.plan import build_plan
+from tpshard.planning import build_plan
 here, there = (place_native(planned.native(kinds.CUT, n)) for n in (4, 3))
 plan = build_plan(here.placed, there.placed)
 print(plan.digest, here.placed.layout.digest, hashlib.sha256(b"".join(there.headers)).hexdigest())

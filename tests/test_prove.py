@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tpshard.errors import LayoutError
 from tpshard.layout import whole_layout
 from tpshard.place import place_native
-from tpshard.plan import build_plan
+from tpshard.planning import build_plan
 from tpshard.prove import prove
 from tpshard.routing import Copy, Extent, Fill, Route, Same, Span, Strip, Task, Zero
 

@@ -76,7 +76,7 @@ def test_a_missing_config_is_refused(tmp_path: Path) -> None:  # H20 f
         (b'{"a": 1, "a": 2}', "twice"),
         (b'{"a":' * 50_000, "nested"),
         (b'{"a": ' + b"1" * 10_000 + b"}", "10,000 digits"),
-        (b"{" + b" " * (17 << 20) + b"}", "more than"),
+        (b"{" + b" " * (17 << 20) + b"}", "at most 16,777,216"),
         (b'{"a": "\xc3"}', "UTF-8"),
     ],
 )
@@ -141,7 +141,7 @@ def test_errors_of_the_storage_name_the_file(tmp_path: Path, monkeypatch: pytest
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(os, "pread", broken)
-    refused(tmp_path, piece(1), "Input/output error", kind=StorageError)
+    refused(tmp_path, "config.json", "Input/output error", kind=StorageError)
 
 
 def test_short_reads_are_read_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import click
 import pytest
 from commands import ROOT, ok, refused, tpshard
+from weights import tree
 
 from tpshard import checkpoint, numerics, verification
 from tpshard.cli import cli
@@ -297,10 +298,10 @@ def test_a_split_that_fails_is_not_published(llama: Path, tmp_path: Path, monkey
     assert not [path.name for path in (tmp_path / "out.tpshard-failed").iterdir() if "partial" in path.name]
     ok("verify", tmp_path / "out.tpshard-failed")
     refused(5, *command, "--keep-failed", says=("out.tpshard-failed", "in the way"))
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "kept").write_text("old")
+    ok("split", llama, tmp_path / "out", "--tp", 3)
+    before = tree(tmp_path / "out")
     assert tpshard(*command, "--overwrite").status == 1
-    assert (tmp_path / "out" / "kept").read_text() == "old"
+    assert tree(tmp_path / "out") == before
 
 
 def test_a_dry_run_verifies_nothing_and_says_so(llama: Path, tmp_path: Path) -> None:

@@ -5,11 +5,10 @@ Every name is loaded when it is first used, so that ``import tpshard`` costs nex
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # of typing, whose import would take longer than all of this
 if TYPE_CHECKING:
+    from typing import Any
+
     from .convert import merge, reshard, split
     from .demonstration import demo
     from .errors import (
@@ -69,14 +68,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-class _Package(ModuleType):
-    """Importing a submodule sets it on its package; ``tpshard.plan`` shall stay the function even so."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (name in __all__ and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -8,7 +8,7 @@ from .degrees import axes_of, describe_padding, describe_uneven, paddings, uneve
 from .layout import Layout
 from .manifest import Note
 from .partition import Dim
-from .plan import Placed, stored_bytes
+from .planning import Placed, stored_bytes
 from .reports import Conversion, sharded_fraction
 from .table import ADDED_ONCE, NEEDS_SUM, template_of
 

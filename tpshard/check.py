@@ -1,9 +1,10 @@
 """Verification by bytes: structure, digest and bytes, each a level of its own.
 
-*structure* holds every file's header against the manifest. *digest* hashes every stored tensor and
-side file again. *bytes* cuts another copy of the model (the source, or shards of any degree) anew,
-tile by tile, and compares every rank's tensors with that, replicas and padding included. Bytes cannot
-see a table that cuts in the wrong order; only running the ranks can.
+*structure* holds every file's header against the manifest, and looks for files that do not belong.
+*digest* hashes every stored tensor and side file again. *bytes* cuts another copy of the model (the
+source, or shards of any degree) anew, tile by tile, and compares every rank's tensors with that,
+replicas and padding included, and the side files with its own. Bytes cannot see a table that cuts in
+the wrong order; only running the ranks can.
 """
 
 from __future__ import annotations
@@ -13,20 +14,21 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
+from .beside import compare_sides, config_structure, side_structure, strangers
 from .checkpoint import place_source
 from .errors import UsageError
 from .execute import execute, hash_extents
 from .findings import Difference
 from .listing import shown
-from .manifest import Manifest
 from .options import DEFAULTS, Options, move_settings
-from .plan import Placed, build_plan
+from .planning import Placed, build_plan
 from .reports import Finding, Verification
 from .shards import Shards, check_files, given_path, is_shards, open_shards, read_manifest
-from .sidefiles import file_sha256, size_of
+from .sidefiles import file_sha256
 from .source import open_source
-from .verdicts import FAILED, PASSED, LevelVerdict
+from .verdicts import FAILED, NOT_RUN, PASSED, LevelVerdict
 
 LEVELS = ("structure", "digest", "bytes")
 
@@ -48,7 +50,8 @@ def verify(
         DamagedError: the manifest, or the source, cannot be read for what it is.
         StorageError: reading failed.
     """
-    wanted = tuple(levels) if levels else tuple(level for level in LEVELS if level != "bytes" or against is not None)
+    asked = tuple(levels or ())
+    wanted = asked or tuple(level for level in LEVELS if level != "bytes" or against is not None)
     for level in wanted:
         if level not in LEVELS:
             raise UsageError(f"'{level}' is no level of verification; choose among {', '.join(LEVELS)}")
@@ -59,21 +62,31 @@ def verify(
     report = Verification("verify", str(shards), None if against is None else str(against), manifest.tp_size)
     with _level("structure", report):
         report.findings += [Finding("structure", p.file, "", p.message) for p in check_files(root, manifest).problems]
-        report.findings += _side_structure(root, manifest)
+        report.findings += side_structure(root, manifest)
+        broken = bool(report.findings)  # nothing else can be looked at; what follows leaves the tensors readable
+        report.findings += config_structure(root, manifest)
+        beside = strangers(root, manifest)
+        report.findings += [
+            Finding("structure", name, "", f"{shown(root / name)} is not one of this split's files; remove it")
+            for name in beside.weights
+        ]
         report.files_checked = len(manifest.files)
-    if not report.findings:
+    report.warnings += beside.notes()
+    if not broken:
         whole = open_shards(root)
         if "digest" in wanted:
             with _level("digest", report):
                 _digest(whole, report, options)
+            if not manifest.algorithm:
+                _without_digests(report)
         if "bytes" in wanted and against is not None:
             with _level("bytes", report):
                 _bytes(whole, against, report, options)
         whole.check_unchanged()
     missing = [level for level in wanted if level not in report.levels]
-    if missing:
+    if missing and broken:
         report.warnings.append(f"not run because the structure is wrong: {', '.join(missing)}")
-    report.passed = not report.findings and not missing
+    report.passed = not report.findings and not any(level in asked for level in missing)
     report.status = 0 if report.passed else 1
     return report
 
@@ -89,22 +102,17 @@ def _level(level: str, report: Verification) -> Iterator[None]:
     report.verdicts.append(LevelVerdict(level, FAILED if found else PASSED, findings=found, seconds=seconds))
 
 
-def _side_structure(root: Path, manifest: Manifest) -> list[Finding]:
-    out = []
-    for side in manifest.side_files:
-        path, size = root / side.path, size_of(root / side.path)
-        if size is None:
-            out.append(Finding("structure", side.path, "", f"{shown(path)} is missing"))
-        elif size != side.size:
-            message = f"{shown(path)} has {size} bytes where {side.size} were written"
-            out.append(Finding("structure", side.path, "", message))
-    return out
+def _without_digests(report: Verification) -> None:
+    """Where no digest was taken, side files alone can fail the level, and nothing can pass it."""
+    verdict = report.verdicts[-1]
+    if verdict.verdict == PASSED:
+        verdict.verdict = NOT_RUN
+        verdict.notes.append("the shards were written without digests (--digest none): only side files were checked")
+        report.levels.remove("digest")
 
 
 def _digest(shards: Shards, report: Verification, options: Options) -> None:
     manifest = shards.manifest
-    if not manifest.algorithm:
-        report.warnings.append("the shards were written without digests; only side files can be checked at this level")
     expected = shards.expected()
     extents = [extent for row in shards.placed.extents for extent in row if extent is not None]
     threads, tile = move_settings(options.threads, options.max_memory)
@@ -134,8 +142,9 @@ def _digest(shards: Shards, report: Verification, options: Options) -> None:
 
 
 def _bytes(shards: Shards, against: str | os.PathLike[str], report: Verification, options: Options) -> None:
-    other, paths, recheck = _other(against)
-    mine, theirs = shards.placed.layout.tensors, other.layout.tensors
+    other = _other(against)
+    report.findings += compare_sides(shards.root, shards.manifest, other.root, other.sides, against)
+    mine, theirs = shards.placed.layout.tensors, other.placed.layout.tensors
     for name in [*mine, *(name for name in theirs if name not in mine)]:
         if mine.get(name) != theirs.get(name):
             here, there = (
@@ -147,7 +156,7 @@ def _bytes(shards: Shards, against: str | os.PathLike[str], report: Verification
     if mine != theirs:
         return
     # The shards are the target: so every rank's copy is compared, and a difference names the file that is checked.
-    plan = build_plan(other, shards.placed)
+    plan = build_plan(other.placed, shards.placed)
     threads, tile = move_settings(options.threads, options.max_memory)
     total = sum(extent.nbytes for extent in plan.writes)
     with options.running(total) as progress:
@@ -155,7 +164,7 @@ def _bytes(shards: Shards, against: str | os.PathLike[str], report: Verification
             plan.tasks,
             plan.reads,
             plan.writes,
-            paths,
+            other.paths,
             [(path, file.size) for path, file in zip(shards.paths(), shards.manifest.files, strict=True)],
             compare=True,
             threads=threads,
@@ -163,7 +172,7 @@ def _bytes(shards: Shards, against: str | os.PathLike[str], report: Verification
             algorithm=None,
             progress=progress,
         )
-    recheck()
+    other.recheck()
     report.tensors_checked += len(plan.writes)
     report.bytes_checked += outcome.bytes_read + outcome.bytes_written
     report.findings += [_finding(difference) for difference in outcome.differences]
@@ -181,10 +190,22 @@ def _finding(difference: Difference) -> Finding:
     return Finding("bytes", where, name, f"{where}: {name} {what} (at byte {difference.offset})")
 
 
-def _other(against: str | os.PathLike[str]) -> tuple[Placed, list[Path], Callable[[], None]]:
-    """The other side of a comparison: its placed layout, its files, and how to see that they stayed the same."""
+class _Other(NamedTuple):
+    """The other side of a comparison; ``recheck`` sees whether its files stayed the same."""
+
+    placed: Placed
+    paths: list[Path]
+    recheck: Callable[[], None]
+    root: Path
+    sides: list[str]
+
+
+def _other(against: str | os.PathLike[str]) -> _Other:
     if is_shards(against):
         shards = open_shards(against)
-        return shards.placed, shards.paths(), shards.check_unchanged
+        sides = [side.path for side in shards.manifest.side_files]
+        return _Other(shards.placed, shards.paths(), shards.check_unchanged, shards.root, sides)
     source = open_source(against)
-    return place_source(source), [source.root / file.name for file in source.files], source.check_unchanged
+    paths = [source.root / file.name for file in source.files]
+    sides = [side.path for side in source.side_files]
+    return _Other(place_source(source), paths, source.check_unchanged, source.root, sides)

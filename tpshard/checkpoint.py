@@ -13,7 +13,7 @@ from .layout import Layout, whole_layout
 from .manifest import Note
 from .matching import Logical, Matched, match
 from .partition import Axis
-from .plan import Placed, PlacedFile
+from .planning import Placed, PlacedFile
 from .registry import family_of, table_for
 from .routing import Extent
 from .source import Source, open_source

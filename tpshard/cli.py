@@ -1,9 +1,9 @@
 """The command line: parses words, calls the library, prints its report, and sets the exit status.
 
 Exit status: 0 done, 1 verification found a difference, 2 usage, 3 unsupported model or degree,
-4 damaged or incomplete input, 5 I/O failure or no space, 130 interrupted. Reports go to stdout,
-notes, progress and errors to stderr. The library is imported by the command that needs it, so that
-``--help`` is quick.
+4 damaged or incomplete input, 5 I/O failure or no space, 130 interrupted (143 by SIGTERM, 129 by
+SIGHUP). Reports go to stdout, notes, progress and errors to stderr. The library is imported by the
+command that needs it, so that ``--help`` is quick.
 """
 
 from __future__ import annotations
@@ -15,9 +15,22 @@ from typing import Any
 
 import click
 
-from .cliparts import F, drop_stdout, json_option, moving_options, options_of, show, size
+from .cliparts import (
+    F,
+    drop_stdout,
+    file_size,
+    json_option,
+    moving_options,
+    on_terminal,
+    open_missing_streams,
+    options_of,
+    say,
+    show,
+)
 from .cliverify import judging, run_of, settings_of, verify
 from .errors import NotProvenError, StorageError, TpshardError, UnsupportedError, UsageError
+from .listing import GONE, current_directory_is_gone
+from .signals import Ended, end_at_once, raise_in_main_thread
 
 _MOST_DEGREES = 4096
 _ARROW = re.compile(r"(\d{1,18})\s*(?:->|→)\s*(\d{1,18})", re.ASCII)
@@ -29,9 +42,14 @@ def degrees(value: object) -> list[int]:
     out: list[int] = []
     for part in str(value).split(","):
         found = re.fullmatch(r"\s*(\d{1,18})(?:\s*-\s*(\d{1,18}))?\s*", part, re.ASCII)
-        low, high = (int(found[1]), int(found[2] or found[1])) if found is not None else (1, 0)
-        if not low <= high < low + _MOST_DEGREES - len(out):
-            raise click.BadParameter(f"{part!r} is no degree; write them as 2,4,8 or 1-9")
+        if found is None:
+            raise click.BadParameter(f"{part!r:.80} is no degree; write them as 2,4,8 or 1-9")
+        low, high = int(found[1]), int(found[2] or found[1])
+        if high < low:
+            raise click.BadParameter(f"{part!r} runs downwards; write it as {high}-{low}")
+        if len(out) + high - low + 1 > _MOST_DEGREES:
+            asked = f"{part!r} alone asks for {high - low + 1:,}" if not out else f"there are more with {part!r}"
+            raise click.BadParameter(f"at most {_MOST_DEGREES:,} degrees are looked at at once, and {asked}")
         out += range(low, high + 1)
     return out
 
@@ -56,10 +74,23 @@ def _writing(function: F) -> F:
     return moving_options(function)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+def _changed(function: F) -> F:
+    return click.option(
+        "--allow-changed", is_flag=True,
+        help="Carry config.json and other side files that were changed since the split, as they are now.",
+    )(function)  # fmt: skip
+
+
+@click.group(
+    invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(package_name="tpshard", message="%(prog)s %(version)s")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Cut checkpoints for tensor parallelism, re-cut them, join them, and prove it."""
+    if context.invoked_subcommand is None:
+        say(context.get_help())
+        context.exit(2)
 
 
 @cli.command()
@@ -94,7 +125,7 @@ def plan(path: str, tp_sizes: list[int], even: bool, copy_unknown: bool, as_json
 @click.argument("output", metavar="OUT")
 @click.option("--tp", "tp_size", type=int, required=True, help="Tensor-parallel degree.")
 @click.option("--even", is_flag=True, help="Refuse a degree that gives unequal ranks.")
-@click.option("--max-file-size", type=size, default=0, help="Number a rank's file into parts of at most this size.")
+@click.option("--max-file-size", type=file_size, help="Number a rank's file into parts of at most this size.")
 @click.option(
     "--digest", type=click.Choice(["xxh3_128", "sha256", "none"]), default="xxh3_128", show_default=True,
     help="Digest of every tensor, kept in the manifest.",
@@ -110,14 +141,14 @@ def plan(path: str, tp_sizes: list[int], even: bool, copy_unknown: bool, as_json
 @_writing
 @json_option
 def split(
-    source: str, output: str, tp_size: int, even: bool, max_file_size: int, digest: str, copy_unknown: bool,
+    source: str, output: str, tp_size: int, even: bool, max_file_size: int | None, digest: str, copy_unknown: bool,
     levels: tuple[str, ...], compute: str | None, mode: str | None, tokens: int | None, min_coverage: float | None,
     device: str, trust_remote_code: bool, gates_file: str | None, keep_failed: bool, card: bool, as_json: bool,
     **moving: Any,
 ) -> None:  # fmt: skip
     """Cut the checkpoint SRC (a directory or hub id[@revision]) into one file a rank."""
     options = options_of(moving, algorithm="" if digest == "none" else digest)
-    how: dict[str, Any] = {"even": even, "copy_unknown": copy_unknown, "max_file_bytes": max_file_size}
+    how: dict[str, Any] = {"even": even, "copy_unknown": copy_unknown, "max_file_bytes": max_file_size or 0}
     if not levels:
         from .convert import split as convert
 
@@ -141,7 +172,8 @@ def split(
 @click.argument("words", nargs=-1, metavar="SRC OUT")
 @click.option("--tp", "tp_size", type=int, help="The new tensor-parallel degree.")
 @click.option("--even", is_flag=True, help="Refuse a degree that gives unequal ranks.")
-@click.option("--max-file-size", type=size, help="Number a rank's file into parts of at most this size.")
+@click.option("--max-file-size", type=file_size, help="Number a rank's file into parts of at most this size.")
+@_changed
 @_writing
 @json_option
 def reshard(
@@ -174,7 +206,7 @@ def _explain_redirection(words: tuple[str, ...]) -> None:
     for word in words:
         if _HALF_ARROW.fullmatch(word):
             where = ""
-            if not sys.stdout.isatty():
+            if not on_terminal(sys.stdout):
                 try:
                     where = os.path.basename(os.readlink("/proc/self/fd/1"))
                 except OSError:
@@ -191,8 +223,9 @@ def _explain_redirection(words: tuple[str, ...]) -> None:
 @click.argument("shards", metavar="SRC")
 @click.argument("output", metavar="OUT")
 @click.option(
-    "--max-file-size", type=size, help="Pack the tensors anew into files of at most this size, with a new index."
+    "--max-file-size", type=file_size, help="Pack the tensors anew into files of at most this size, with a new index."
 )
+@_changed
 @_writing
 @json_option
 def merge(shards: str, output: str, max_file_size: int | None, as_json: bool, **moving: Any) -> None:
@@ -240,33 +273,36 @@ def selftest(families: tuple[str, ...], faults: tuple[str, ...], quick: bool, as
     require()
     from .selftest.runner import selftest as run
 
-    report = run(families or None, faults=faults or None, quick=quick, progress=_done if sys.stderr.isatty() else None)
+    progress = say if on_terminal(sys.stderr) else None
+    report = run(families or None, faults=faults or None, quick=quick, progress=progress)
     show(report, as_json)
     if not report.passed:
         sys.exit(1)
 
 
-def _done(text: str) -> None:
-    click.echo(text, err=True)
-
-
 def main(args: list[str] | None = None) -> None:
-    """Run the command line and exit with the documented status."""
-    sys.exit(run(args))
+    """Run the command line as this process, whose signals it takes over, and exit with the documented status."""
+    open_missing_streams()
+    raise_in_main_thread()
+    status = run(args)
+    end_at_once("")  # there is nothing more to clean up
+    sys.exit(status)
 
 
 def run(args: list[str] | None = None) -> int:
     """Run the command line and return the exit status; nothing escapes but a bug under TPSHARD_TRACEBACK."""
     try:
         words = sys.argv[1:] if args is None else args
-        cli.main(words, prog_name="tpshard", standalone_mode=False, obj=tuple(words))
-        return 0
+        status = cli.main(words, prog_name="tpshard", standalone_mode=False, obj=tuple(words))
+        return status if isinstance(status, int) else 0  # click catches its own exits, and returns their status
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else 1
     except click.exceptions.Exit as exit_:
         return exit_.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        return _say("interrupted; nothing was left at the output", 130)
+    except (KeyboardInterrupt, click.Abort) as error:
+        ended = error if isinstance(error, Ended) else error.__cause__
+        cause, status = (ended.cause, ended.exit_status) if isinstance(ended, Ended) else ("interrupted", 130)
+        return _say(f"{cause}; nothing was left at the output", status)
     except click.ClickException as error:
         return _say(_usage(error), 2)
     except TpshardError as error:
@@ -275,6 +311,8 @@ def run(args: list[str] | None = None) -> int:
         drop_stdout()
         return 0
     except OSError as error:
+        if current_directory_is_gone():
+            return _say(f"error: {GONE}", StorageError.exit_status)
         return _say(f"error: {error.filename or 'I/O'}: {error.strerror or error}", StorageError.exit_status)
     except MemoryError:
         return _say("error: out of memory; lower --max-memory or --threads", StorageError.exit_status)
@@ -295,8 +333,5 @@ def _usage(error: click.ClickException) -> str:
 
 
 def _say(message: str, status: int) -> int:
-    try:
-        click.echo(message.encode("utf-8", "backslashreplace").decode(), err=True)
-    except OSError:
-        return status
+    say(message)
     return status

@@ -6,8 +6,8 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
@@ -23,6 +23,7 @@ _SIZES = {"": 1} | {
     for power, unit in enumerate("KMGT", 1)
     for suffix, base in (("", 1000), ("I", 1024))
 }  # fmt: skip
+_UNPRINTABLE = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def size(value: object) -> int:
@@ -31,6 +32,14 @@ def size(value: object) -> int:
     if found is None:
         raise click.BadParameter(f"{value!r} is no size; write it as 500MB or 64MiB")
     return int(float(found[1]) * _SIZES[found[2] or ""])
+
+
+def file_size(value: object) -> int:
+    """Bytes that a file may have at most, written as for :func:`size`; 0 is none."""
+    nbytes = size(value)
+    if not nbytes:
+        raise click.BadParameter("a file of 0 bytes holds no tensor; leave the option away where no bound is meant")
+    return nbytes
 
 
 def json_option(function: F) -> F:
@@ -54,11 +63,30 @@ def options_of(moving: dict[str, Any], **more: Any) -> Options:
     """The options of the command line as the library takes them: notes and progress go to stderr."""
     from .options import Options
 
-    return Options(note=_note, progress=_progress if sys.stderr.isatty() else None, **moving, **more)
+    return Options(note=_note, progress=_progress if on_terminal(sys.stderr) else None, **moving, **more)
+
+
+def on_terminal(stream: TextIO | None) -> bool:
+    """Whether a standard stream is a terminal; one that was closed before the start is None."""
+    return stream is not None and stream.isatty()
+
+
+def printable(text: str) -> str:
+    """Text as it may be sent to a terminal: control characters but line breaks, and those that turn the direction of
+    writing, as escapes; also what no encoding takes.
+    """
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def say(message: str) -> None:
+    """Print a line on stderr, if it can be."""
+    with suppress(OSError):
+        click.echo(printable(message), err=True)
 
 
 def _note(message: str) -> None:
-    click.echo(f"note: {message}", err=True)
+    say(f"note: {message}")
 
 
 @contextmanager
@@ -87,14 +115,28 @@ def show(report: Report, as_json: bool) -> None:
         from .report import render
 
         text = render(report)
+    if sys.stdout is None:
+        raise StorageError("stdout: the report cannot be written: it was closed before the start; redirect it instead")
     encoding = sys.stdout.encoding or "utf-8"
     try:
-        click.echo(text.encode(encoding, "backslashreplace").decode(encoding))
+        click.echo(printable(text).encode(encoding, "backslashreplace").decode(encoding))
     except BrokenPipeError:  # the reader of stdout has gone, which changes nothing about what was done
         drop_stdout()
     except OSError as error:
         drop_stdout()
         raise StorageError(f"stdout: writing the report failed: {error.strerror or error}") from None
+
+
+def open_missing_streams() -> None:
+    """Where descriptor 0, 1 or 2 was closed before the start, have it go nowhere.
+
+    The next file to be opened would else get that number, and whatever a library prints would be written into it.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
 
 
 def drop_stdout() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .cliparts import F, json_option, options_of, show, size
+from .cliparts import F, json_option, options_of, say, show, size
 from .errors import UsageError
 from .launch import reports
 
@@ -102,8 +102,9 @@ def verify(
 ) -> None:  # fmt: skip
     """Check SHARDS: headers, digests, the plan; against SRC every byte; and run the ranks as a model.
 
-    Exit status: 0 every level passed, 1 a difference, 2 usage, 3 a level cannot be run for this model or
-    here, 4 damaged input or a source that holds NaN, 5 I/O failure.
+    Exit status: 0 every level passed, 1 something is wrong with the shards (missing, damaged, stray or
+    different), 2 usage, 3 a level cannot be run for this model or here, 4 the manifest or the source cannot
+    be read for what it is, or the source holds NaN (told by forward, backward and runtime), 5 I/O failure.
     """
     if len(words) == 2 and against is None:
         against, shards = words  # verify SRC SHARDS
@@ -130,7 +131,7 @@ def verify(
         if report.passed:
             baselines.write_baseline(write_baseline, report)
         else:
-            click.echo(f"note: {write_baseline} is not written: the verification did not pass", err=True)
+            say(f"note: {write_baseline} is not written: the verification did not pass")
     if not report.passed:
         sys.exit(report.status or 1)
 

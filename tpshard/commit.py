@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import shutil
 import socket
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import TracebackType
 
 from .errors import StorageError, UsageError
+from .listing import GONE, PARTIAL_SUFFIX, current_directory_is_gone
 from .openfiles import storage_error
 
-PARTIAL_SUFFIX = ".tpshard-partial"
 _OLD_SUFFIX = ".tpshard-old"
 _MARK = ".tpshard-partial"  # the file in a partial directory that names the process and host at work
 _MANIFEST = "tpshard.json"
@@ -31,9 +32,23 @@ Note = Callable[[str], None]
 
 
 def partial_path(out: Path) -> Path:
-    """Return the directory in which ``out`` is made: a sibling of it, links resolved."""
-    real = Path(os.path.realpath(out))
+    """Return the directory in which ``out`` is made: a sibling of it, links resolved.
+
+    Raises UsageError where ``out`` is the root directory, StorageError where the current directory is gone.
+    """
+    real = _real(out)
+    if real == real.parent:
+        raise UsageError(f"{out}: the root directory cannot be an output. Name a new directory.")
     return real.with_name(real.name + PARTIAL_SUFFIX)
+
+
+def _real(path: Path) -> Path:
+    try:
+        return Path(os.path.realpath(path))
+    except OSError as problem:
+        if not path.is_absolute() and current_directory_is_gone():
+            raise StorageError(f"{path}: {GONE}") from None
+        raise storage_error(problem, path, "looking at it") from problem
 
 
 def check_separate(src: Path, out: Path) -> None:
@@ -41,8 +56,8 @@ def check_separate(src: Path, out: Path) -> None:
 
     The partial directory of ``out`` is held to the same, since it may be cleared.
     """
-    source = Path(os.path.realpath(src))
-    for made, name in ((Path(os.path.realpath(out)), "the output"), (partial_path(out), "its partial directory")):
+    source = _real(src)
+    for made, name in ((_real(out), "the output"), (partial_path(out), "its partial directory")):
         if _same(made, source):
             raise UsageError(f"{out}: {name} is the source itself ({source}). Name a directory outside of it.")
         if any(_same(above, source) for above in made.parents):
@@ -60,18 +75,20 @@ def _same(one: Path, two: Path) -> bool:
         return False
 
 
-def check_output(out: Path, *, overwrite: bool, needed_bytes: int) -> None:
+def check_output(out: Path, *, overwrite: bool, needed_bytes: int, written: Collection[str] = ()) -> None:
     """Refuse an output that cannot be made, before anything is written.
+
+    ``written`` are the files that the output will hold, by posix path relative to it. With ``overwrite``
+    a directory is replaced if it is an output of tpshard (it holds tpshard.json), or if none of its files
+    would be lost: each is among ``written``.
 
     Raises UsageError where ``out`` is taken or must not be replaced, StorageError where its parent
     is missing or not writable, or has fewer than ``needed_bytes`` free bytes.
     """
-    real = Path(os.path.realpath(out))
+    partial = partial_path(out)
+    real = _real(out)
     parent = real.parent
-    if real == parent:
-        raise UsageError(f"{out}: the root directory cannot be an output. Name a new directory.")
-    if not parent.is_dir():
-        raise StorageError(f"{out}: its parent directory {parent} doesn't exist. Make it first (mkdir -p {parent}).")
+    _check_parent(out, parent)
     try:
         taken = real.lstat()
     except FileNotFoundError:
@@ -79,24 +96,42 @@ def check_output(out: Path, *, overwrite: bool, needed_bytes: int) -> None:
     except OSError as problem:
         raise storage_error(problem, real, "looking at it") from problem
     else:
-        _check_replaceable(out, real, taken, overwrite)
+        _check_replaceable(out, real, taken, overwrite, written)
     if not os.access(parent, os.W_OK | os.X_OK):
         raise StorageError(f"{out}: {parent} isn't writable. Change its mode or name another directory.")
-    free = _free_bytes(parent) + _bytes_held(partial_path(out))
+    free = _free_bytes(parent) + _bytes_held(partial)
     if free < needed_bytes:
         raise StorageError(
-            f"{out}: {needed_bytes} bytes are needed and {free} are free on the file system of {parent}: "
-            f"{needed_bytes - free} short. Free some space or name a directory elsewhere."
+            f"{out}: {needed_bytes:,} bytes are needed and {free:,} are free on the file system of {parent}: "
+            f"{needed_bytes - free:,} short. Free some space or name a directory elsewhere."
         )
 
 
-def _check_replaceable(out: Path, real: Path, taken: os.stat_result, overwrite: bool) -> None:
+def _check_parent(out: Path, parent: Path) -> None:
+    for above in (parent, *parent.parents):
+        try:
+            mode = os.stat(above).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as problem:
+            raise storage_error(problem, above, "looking at it") from problem
+        if not stat.S_ISDIR(mode):
+            raise StorageError(f"{out}: {above} is a file, so nothing can lie in it. Name an output in a directory.")
+        break
+    if above != parent:
+        quoted = shlex.quote(os.fspath(parent))
+        raise StorageError(f"{out}: its parent directory {parent} doesn't exist. Make it first (mkdir -p {quoted}).")
+
+
+def _check_replaceable(
+    out: Path, real: Path, taken: os.stat_result, overwrite: bool, written: Collection[str]
+) -> None:
     if not stat.S_ISDIR(taken.st_mode):
         raise UsageError(f"{out}: is a file, and is never overwritten. Name a directory.")
     if os.path.ismount(real):
         raise UsageError(f"{out}: is a mount point, which cannot be renamed. Name a new directory inside it.")
-    here = Path.cwd()
-    if any(_same(real, place) for place in (here, *here.parents)):
+    here = None if current_directory_is_gone() else Path.cwd()
+    if here is not None and any(_same(real, place) for place in (here, *here.parents)):
         raise UsageError(f"{out}: is the current directory or holds it. Name a new directory inside it.")
     home = Path(os.path.expanduser("~"))
     if any(_same(real, place) for place in (home, *home.parents)):
@@ -107,6 +142,28 @@ def _check_replaceable(out: Path, real: Path, taken: os.stat_result, overwrite: 
         raise storage_error(problem, real, "listing it") from problem
     if not empty and not overwrite:
         raise UsageError(f"{out}: exists and isn't empty. Name a new directory, or replace this one with --overwrite.")
+    if not empty and not (real / _MANIFEST).is_file():
+        lost = _lost(real, frozenset(written))
+        if lost is not None:
+            raise UsageError(
+                f"{out}: is not replaced: tpshard did not make it (it holds no {_MANIFEST}), and {lost} in it would be "
+                "lost. Name a new directory, or move away what is in this one."
+            )
+
+
+def _lost(folder: Path, written: frozenset[str]) -> Path | None:
+    """A file below ``folder`` that is none of ``written``; None where each is."""
+
+    def fail(problem: OSError) -> None:
+        raise storage_error(problem, Path(problem.filename), "listing it") from problem
+
+    for at, folders, names in os.walk(folder, onerror=fail):
+        links = [name for name in folders if os.path.islink(os.path.join(at, name))]
+        for name in sorted([*names, *links]):
+            path = (Path(at) / name).relative_to(folder)
+            if path.as_posix() not in written:
+                return path
+    return None
 
 
 def _free_bytes(folder: Path) -> int:
@@ -133,26 +190,31 @@ class Staging:
 
     Entering refuses what :func:`check_output` refuses, makes :attr:`path` and locks it.
     :meth:`publish` makes everything in it visible as ``out`` at once; leaving without it removes
-    the directory and leaves ``out`` as it was. ``note`` is called with messages for the user.
+    the directory and leaves ``out`` as it was. ``note`` is called with messages for the user; ``written``
+    are the files that the output will hold, as for :func:`check_output`.
 
     Raises UsageError and StorageError.
     """
 
     def __init__(
-        self, out: Path, *, overwrite: bool, needed_bytes: int, fsync: bool = False, note: Note | None = None
-    ) -> None:
-        self.out = Path(os.path.realpath(out))
+        self, out: Path, *, overwrite: bool, needed_bytes: int, fsync: bool = False, note: Note | None = None,
+        written: Collection[str] = (),
+    ) -> None:  # fmt: skip
+        self.out = _real(out)
         self.path = partial_path(out)
         self._named = out
         self._overwrite = overwrite
         self._needed_bytes = needed_bytes
+        self._written = written
         self._fsync = fsync
         self._note = note or (lambda message: None)
         self._lock = -1
         self._published = False
 
     def __enter__(self) -> Staging:
-        check_output(self._named, overwrite=self._overwrite, needed_bytes=self._needed_bytes)
+        check_output(
+            self._named, overwrite=self._overwrite, needed_bytes=self._needed_bytes, written=self._written
+        )
         try:
             self._take()
         except OSError as problem:
@@ -253,6 +315,7 @@ class Staging:
         for name in sorted(names, key=lambda name: name == _MARK):
             path = self.path / name
             if path.is_dir() and not path.is_symlink():
+                _open_up(path)
                 shutil.rmtree(path)
             else:
                 path.unlink()
@@ -294,7 +357,8 @@ class Staging:
         if not self._overwrite or not self.out.exists() or next(os.scandir(self.out), None) is None:
             os.rename(self.path, self.out)
             return None
-        check_output(self._named, overwrite=True, needed_bytes=0)  # it may have become something else meanwhile
+        # it may have become something else meanwhile
+        check_output(self._named, overwrite=True, needed_bytes=0, written=self._written)
         if _exchange(self.path, self.out):
             return self.path
         aside = self.out.with_name(self.out.name + _OLD_SUFFIX)
@@ -329,15 +393,25 @@ def _exchange(one: Path, two: Path) -> bool:
 def _remove(folder: Path, note: Note) -> None:
     """Delete a directory of ours, the manifest first, so that what a kill leaves of it never looks whole."""
     try:
+        os.chmod(folder, 0o700)
         (folder / _MARK).touch()
         (folder / _MANIFEST).unlink(missing_ok=True)
-        for at, _, _ in os.walk(folder):
-            os.chmod(at, 0o700)  # a directory without write permission could not be emptied
+        _open_up(folder)
         shutil.rmtree(folder)
     except FileNotFoundError:
         return
     except OSError as problem:
         note(f"{folder}: could not be removed ({problem.strerror or problem}); delete it by hand")
+
+
+def _open_up(folder: Path) -> None:
+    """A directory without write permission could not be emptied, and one without read permission not be walked."""
+    os.chmod(folder, 0o700)
+    for at, folders, _ in os.walk(folder):
+        for name in folders:
+            path = os.path.join(at, name)
+            if not os.path.islink(path):
+                os.chmod(path, 0o700)
 
 
 def _flush(folder: Path) -> None:

@@ -11,9 +11,11 @@ import json
 import os
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from . import manifest as manifests
 from .accounting import conversion_report, logical_bytes
+from .beside import CONFIG, strangers
 from .checkpoint import open_checkpoint, source_files
 from .commit import check_separate
 from .degrees import axes_of, check_degree, equal_degrees, listed
@@ -27,10 +29,10 @@ from .options import DEFAULTS, Options
 from .output import Ending, Job, make
 from .partition import Axis
 from .place import Headed, place_native, place_opened, place_repacked, sealed
-from .plan import Plan, build_plan
+from .planning import Plan, build_plan
 from .reports import Conversion
 from .shards import Shards, given_path, open_shards
-from .sidefiles import changed_sides
+from .sidefiles import changed_sides, require_unchanged_sides
 from .sourcefiles import reread
 
 __all__ = ["Options", "merge", "reshard", "split"]
@@ -80,7 +82,7 @@ def split(
 
     def ending(outcome: Outcome, sides: tuple[SideFile, ...]) -> Ending:
         opened.check_unchanged()
-        if any(side.path == "config.json" and side.sha256 != config_sha256 for side in sides):
+        if any(side.path == CONFIG and side.sha256 != config_sha256 for side in sides):
             raise DamagedError(
                 f"{shown(opened.root / 'config.json')} has changed since it was read. Wait until nothing writes to it, "
                 "then start again."
@@ -92,6 +94,7 @@ def split(
             source_files(opened),
             None if opened.index is None else (opened.index.name, opened.index.raw),
             _row(outcome.read_digests, options.algorithm),
+            opened.left_out,
         )
         return _native(
             plan, headed, outcome, report,
@@ -103,7 +106,8 @@ def split(
 
     job = Job(
         plan, opened.root, [opened.root / file.name for file in opened.files],
-        {side.path: side.size for side in opened.side_files}, _native_small(plan), options.algorithm, ending,
+        {side.path: side.size for side in opened.side_files}, _native_small(plan, opened.left_out), options.algorithm,
+        ending,
     )  # fmt: skip
     return make(job, target, report, options)
 
@@ -120,6 +124,7 @@ def reshard(
 ) -> Conversion:
     """Cut shards anew for another degree, without the checkpoint that they came from.
 
+    Side files that were changed since the split are refused unless ``options.allow_changed``.
     The files are the same, byte for byte, as those of a direct split to ``tp_size``. Replicas are
     compared, padding is checked to be zero, and every tensor that is read is held against the digest
     in the manifest, whose algorithm is kept. With ``from_tp_size`` shards of any other degree are
@@ -128,7 +133,7 @@ def reshard(
     Raises:
         UsageError: ``shards`` is no finished split, the degree is below 1, or output and source overlap.
         UnsupportedError: a degree that the model cannot take.
-        DamagedError: a file is missing, damaged, or of another split; replicas differ.
+        DamagedError: a file is missing, damaged, changed, or of another split; replicas differ.
         StorageError: no space, no permission, a device error.
     """
     target = given_path(output, "the output")
@@ -144,19 +149,23 @@ def reshard(
     headed = place_native(cut_layout(manifest.tensors, manifest.dims, tp_size), limit)
     plan = build_plan(opened.placed, headed.placed)
     report = _shards_report("reshard", str(shards), str(output), manifest, headed, options)
-    _warn(report, options, [*_changes(opened), *_inequality(report, axes)])
+    _warn(report, options, [*_changes(opened, options), *_inequality(report, axes)])
 
     def ending(outcome: Outcome, sides: tuple[SideFile, ...]) -> Ending:
         opened.check_unchanged()
+        _require_carried(opened, sides, options)
+        config = next((side.sha256 for side in sides if side.path == CONFIG), manifest.origin.config_sha256)
         return _native(
             plan, headed, outcome, report,
             Manifest(
-                tp_size, manifest.tensors, manifest.dims, manifest.notes, manifest.aliases, manifest.origin, sides,
+                tp_size, manifest.tensors, manifest.dims, manifest.notes, manifest.aliases,
+                replace(manifest.origin, config_sha256=config), sides,
                 _rank_files(plan, outcome, manifest.algorithm), manifest.algorithm, limit,
             ),
         )  # fmt: skip
 
-    return make(_shards_job(opened, plan, _native_small(plan), ending), target, report, options)
+    small = _native_small(plan, manifest.origin.left_out)
+    return make(_shards_job(opened, plan, small, ending), target, report, options)
 
 
 def merge(
@@ -168,13 +177,14 @@ def merge(
 ) -> Conversion:
     """Join shards to the checkpoint that they were cut from: the original files, byte for byte.
 
-    Every tensor is held against the digest that was taken of the source. With ``repack_bytes`` the
+    Every tensor is held against the digest that was taken of the source, and side files that were
+    changed since the split are refused unless ``options.allow_changed``. With ``repack_bytes`` the
     tensors are written to safetensors files of at most that size instead (0: one file).
 
     Raises:
         UsageError: ``shards`` is no finished split, or output and source overlap.
-        DamagedError: a file is missing, damaged, or of another split; replicas differ; a tensor is not
-            the source's.
+        DamagedError: a file is missing, damaged, changed, or of another split; replicas differ; a tensor
+            is not the source's.
         StorageError: no space, no permission, a device error.
     """
     target = given_path(output, "the output")
@@ -189,20 +199,20 @@ def merge(
         index = manifest.origin.index
     else:
         headed = place_repacked(layout, repack_bytes)
-        frames = {
-            file.name: ((0, header),) for file, header in zip(headed.placed.files, headed.headers, strict=True)
-        }
+        frames = {file.name: ((0, header),) for file, header in zip(headed.placed.files, headed.headers, strict=True)}
         index = _new_index(headed)
     plan = build_plan(opened.placed, headed.placed)
     report = _shards_report("merge", str(shards), str(output), manifest, headed, options)
     rebuilt = [file.name for file in manifest.origin.files if file.rebuilt] if repack_bytes is None else []
     report.identical_to_source = repack_bytes is None and not rebuilt and bool(manifest.algorithm)
     stale = [f"{name} of the source also held a stale copy of a tensor; it is written without it" for name in rebuilt]
-    _warn(report, options, [*_changes(opened), *stale])
+    report.left_out = list(manifest.origin.left_out)
+    _warn(report, options, [*_changes(opened, options), *stale])
     small = {} if index is None else {index[0]: index[1]}
 
     def ending(outcome: Outcome, sides: tuple[SideFile, ...]) -> Ending:
         opened.check_unchanged()
+        _require_carried(opened, sides, options)
         _require_source(manifest, outcome)
         return Ending(frames.items(), small)
 
@@ -228,9 +238,10 @@ def _shards_job(
     return Job(plan, opened.root, opened.paths(), sides, small, opened.manifest.algorithm, ending, opened.expected())
 
 
-def _native_small(plan: Plan) -> dict[str, int]:
+def _native_small(plan: Plan, left_out: Sequence[str]) -> dict[str, int]:
     """The manifest, as large as it may get: headers of the source and the digests make up its size."""
-    return {manifests.NAME: 65536 + 256 * len(plan.writes) + 256 * len(plan.reads)}
+    beside = sum(8 + 2 * len(text.encode()) for text in left_out)
+    return {manifests.NAME: 65536 + 256 * len(plan.writes) + 256 * len(plan.reads) + beside}
 
 
 def _native(plan: Plan, headed: Headed, outcome: Outcome, report: Conversion, manifest: Manifest) -> Ending:
@@ -282,10 +293,26 @@ def _new_index(headed: Headed) -> tuple[str, bytes] | None:
     return _INDEX, text.encode() + b"\n"
 
 
-def _changes(opened: Shards) -> list[str]:
-    """Side files that are no longer what the split carried: said, not refused."""
-    changed = changed_sides(opened.root, opened.manifest.side_files)
-    return [f"{path} was changed since the split and is carried as it is now" for path in changed]
+def _changes(opened: Shards, options: Options) -> list[str]:
+    """What is to be said of side files that were changed, where that is allowed, and of files that do not belong."""
+    changed = list(changed_sides(opened.root, opened.manifest.side_files))
+    if not options.allow_changed:
+        require_unchanged_sides(opened.root, changed)
+    stray = strangers(opened.root, opened.manifest).weights
+    return [
+        *(f"{path} was changed since the split ({what}) and is carried as it is now" for path, what in changed),
+        *(f"{shown(opened.root / name)} is not one of this split's files and is not read" for name in stray),
+    ]
+
+
+def _require_carried(opened: Shards, sides: Sequence[SideFile], options: Options) -> None:
+    """The side files that arrived are those that were promised: they may have changed while the tensors moved."""
+    if not options.allow_changed:
+        arrived = {side.path: side for side in sides}
+        promised = [side for side in opened.manifest.side_files if arrived[side.path] != side]
+        require_unchanged_sides(
+            opened.root, [(side.path, "another content arrived than was promised") for side in promised]
+        )
 
 
 def _inequality(report: Conversion, axes: Iterable[Axis]) -> list[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from .check import verify
 from .convert import merge, reshard, split
+from .errors import UsageError
 from .header import build_header
 from .reports import Check, Conversion, Demonstration, Step
 from .sidefiles import file_sha256
@@ -116,6 +117,8 @@ def _workplace(keep: str | os.PathLike[str] | None) -> Iterator[Path]:
         return
     from .commit import Staging
 
+    if os.path.isdir(keep) and os.listdir(keep):
+        raise UsageError(f"{os.fspath(keep)}: exists and isn't empty. Name a new directory for --keep.")
     with Staging(Path(keep), overwrite=False, needed_bytes=8 << 20) as staging:
         yield staging.path
         staging.publish()

@@ -11,6 +11,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .reports import Verification
 
+_LONGEST_NAME = 200
+
+
+def short(name: str) -> str:
+    """A name out of a file for a message: of more than 200 characters, beginning and end and how many there are."""
+    if len(name) <= _LONGEST_NAME:
+        return name
+    return f"{name[:120]}...{name[-60:]} ({len(name):,} characters)"
+
 
 class TpshardError(Exception):
     """Base of every error that tpshard raises on purpose."""

@@ -41,8 +41,8 @@ def copy_side_file(src: Path, dst: Path, *, inside: Path | None = None) -> int:
         os.close(source)
     if not copied == size == found.st_size:
         raise DamagedError(
-            f"{src}: had {found.st_size} bytes, {copied} were copied and it has {size} now: it is being written to. "
-            "Run again when it is at rest."
+            f"{src}: had {found.st_size:,} bytes, {copied:,} were copied and it has {size:,} now: it is being "
+            "written to. Run again when it is at rest."
         )
     return copied
 
@@ -59,7 +59,7 @@ def _copy_bytes(source: int, src: Path, dst: Path) -> int:
             try:
                 data = os.read(source, _COPY_BYTES)
             except OSError as problem:
-                raise storage_error(problem, src, f"reading at byte {copied}") from problem
+                raise storage_error(problem, src, f"reading at byte {copied:,}") from problem
             if not data:
                 return copied
             done = 0
@@ -67,7 +67,7 @@ def _copy_bytes(source: int, src: Path, dst: Path) -> int:
                 try:
                     done += os.write(target, memoryview(data)[done:])
                 except OSError as problem:
-                    raise storage_error(problem, dst, f"writing at byte {copied + done}") from problem
+                    raise storage_error(problem, dst, f"writing at byte {copied + done:,}") from problem
             copied += len(data)
     finally:
         os.close(target)

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .commit import PARTIAL_SUFFIX
 from .convert import split
 from .errors import NotProvenError, StorageError, UsageError
 from .gates import Settings, expanded
+from .listing import PARTIAL_SUFFIX
 from .options import Options
 from .reports import Conversion, Verification
 from .shards import read_manifest

@@ -10,6 +10,7 @@ import errno
 import os
 import re
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +22,7 @@ MAX_DEPTH = 32
 CARD = "tpshard-verification.json"  # of a verification of other files than those to be written
 _SKIPPED = frozenset({".git", ".cache", "__pycache__", ".DS_Store", ".locks", ".ipynb_checkpoints", CARD})
 _OTHER_DIRECTORIES = re.compile(r"original|checkpoint-[0-9]+|global_step[0-9]+")
+_RANK_FILE = re.compile(r"model-tp-[0-9]+-of-[0-9]+(-[0-9]+-of-[0-9]+)?\.safetensors")
 _WEIGHTS = re.compile(
     r".*\.(safetensors|bin|pt|pth|ckpt|h5|msgpack|gguf|ggml|onnx|onnx_data|tflite|ot|npz|npy|pkl|pickle|incomplete)"
     r"|.*\.(safetensors|bin|msgpack|h5)\.index(\.[^./]*)?\.json"
@@ -32,6 +34,39 @@ def shown(path: str | os.PathLike[str]) -> str:
     """A path as printable text: bytes that are not UTF-8 as backslash escapes, control characters too."""
     text = os.fsencode(path).decode("utf-8", "backslashreplace")
     return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
+
+
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def kind_of(mode: int) -> str:
+    """What a path that is no regular file is, by the mode in its ``os.stat`` result."""
+    return _KINDS.get(stat.S_IFMT(mode), "neither a file nor a directory")
+
+
+PARTIAL_SUFFIX = ".tpshard-partial"  # of the directory in which an output is made; the mark inside bears this name
+
+GONE = "the current directory has been removed; change to one that exists (cd) and run again"
+
+
+def current_directory_is_gone() -> bool:
+    """Whether relative paths have lost their meaning: the directory that they start from has been removed."""
+    try:
+        os.getcwd()
+    except OSError:
+        return True
+    return False
+
+
+def rank_files(names: Iterable[str]) -> list[str]:
+    """Those of the names that tpshard gives to ranks' files, sorted."""
+    return sorted(name for name in names if _RANK_FILE.fullmatch(name))
 
 
 def is_weights(path: str) -> bool:
@@ -47,6 +82,7 @@ class Listing:
     sizes: dict[str, int] = field(default_factory=dict)  # regular files, links to them included
     broken: dict[str, str] = field(default_factory=dict)  # links that lead nowhere -> why
     left_out: list[tuple[str, str]] = field(default_factory=list)  # (path, why)
+    special: list[str] = field(default_factory=list)  # those of left_out that are devices, FIFOs, sockets
 
     def why_not(self, path: str) -> str:
         """Why ``path`` is not among the regular files."""
@@ -128,7 +164,9 @@ def _place(listing: Listing, entry: os.DirEntry[str], path: str, depth: int) -> 
         else:
             _walk(listing, entry.path, path + "/", depth + 1)
     elif not stat.S_ISREG(status.st_mode):
-        listing.left_out.append((path, "neither a file nor a directory"))
+        link = f"a link to {shown(os.readlink(entry.path))}, " if stat.S_ISLNK(mode) else ""
+        listing.left_out.append((path, f"{link}{kind_of(status.st_mode)}"))
+        listing.special.append(path)
     elif entry.name in _SKIPPED:
         listing.left_out.append((path, "not part of a checkpoint"))
     else:

@@ -72,6 +72,7 @@ class Origin:
     files: tuple[SourceFile, ...]
     index: tuple[str, bytes] | None
     digests: Sequence[str]  # of every logical tensor, in source order; empty where none was taken
+    left_out: tuple[str, ...] = ()  # "path (why)" of what lay beside the weights and was not carried
 
     def content(self, tensors: Sequence[Logical]) -> str:
         """sha256 over names, dtypes, shapes and digests of all tensors: the identity of the weights."""
@@ -140,7 +141,7 @@ def dumped(manifest: Manifest) -> bytes:
         "layout": manifest.layout.digest,
         "algorithm": manifest.algorithm,
         "max_file_bytes": manifest.max_file_bytes,
-        "axes": {axis.name: _axis_json(axis, manifest.tp_size) for axis in axes},
+        "axes": {axis.name: {**axis_fields(axis), "ranks": axis_units(axis, manifest.tp_size)} for axis in axes},
         "dims": [
             {
                 "extent": dim.extent,
@@ -154,6 +155,7 @@ def dumped(manifest: Manifest) -> bytes:
         "source": {
             "label": origin.label,
             "digests": "".join(origin.digests),
+            "left_out": list(origin.left_out),
             "index": None if origin.index is None else {"name": origin.index[0], "bytes": packed(origin.index[1])},
             "files": [
                 {
@@ -191,9 +193,9 @@ def _sum_of(members: Mapping[str, str]) -> str:
     return state.hexdigest()
 
 
-def _axis_json(axis: Axis, tp_size: int) -> dict[str, object]:
-    units = {view: [f"{start}:{stop}" for start, stop in axis.bounds(view, tp_size)] for view in axis.views()}
-    return {**axis_fields(axis), "ranks": units}
+def axis_units(axis: Axis, tp_size: int) -> dict[str, list[str]]:
+    """The units ``START:STOP`` (half-open) that every rank holds of an axis, by view."""
+    return {view: [f"{start}:{stop}" for start, stop in axis.bounds(view, tp_size)] for view in axis.views()}
 
 
 class _Kind(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from . import sourcefiles
@@ -11,7 +12,7 @@ from .digest import ALGORITHMS, WIDTHS, Digests
 from .dimtext import parse_axis, parse_dim, runs_text
 from .errors import DamagedError, LayoutError, UnsupportedError
 from .fields import Fields
-from .manifest import CHECKSUM, FORMAT, VERSION, Manifest, Note, Origin, RankFile, SideFile, checksum
+from .manifest import CHECKSUM, FORMAT, VERSION, Manifest, Note, Origin, RankFile, SideFile, axis_units, checksum
 from .matching import Logical
 from .partition import Axis, Dim, partition, replicated
 from .sourcefiles import parse_source_files, plain_name, reread, unpacked
@@ -64,6 +65,7 @@ def _parsed(document: Fields) -> Manifest:
         source.wrong("names a tensor twice")
     axes = {name: parse_axis(name, item.mapping()) for name, item in document["axes"].pairs()}
     dims, notes = _dims_of(document, tensors, axes, tp_size)
+    _check_units(document["axes"], axes, tp_size)
     index = source["index"]
     manifest = Manifest(
         tp_size,
@@ -80,6 +82,7 @@ def _parsed(document: Fields) -> Manifest:
             if index.value is None
             else (plain_name(index["name"]), unpacked(index["bytes"], sourcefiles.LARGEST_FRAME)),
             _digests(source["digests"], algorithm),
+            tuple(source["left_out"].texts()),
         ),
         tuple(
             SideFile(plain_name(item["path"]), item["size"].whole(), item["sha256"].text())
@@ -131,6 +134,17 @@ def _rank_files(item: Fields, tp_size: int, algorithm: str) -> tuple[RankFile, .
     return files
 
 
+def _check_units(item: Fields, axes: Mapping[str, Axis], tp_size: int) -> None:
+    """The units given for every rank are those that follow from the axis."""
+    room = LARGEST_CUTS // tp_size
+    for name, axis in axes.items():
+        room -= len(axis.views())
+        if room < 0:
+            item.wrong(f"lists more axes than {tp_size} ranks of any model have")
+        if item[name]["ranks"].value != axis_units(axis, tp_size):
+            item[name]["ranks"].wrong("gives units that do not follow from the axis")
+
+
 def _dims_of(
     document: Fields, tensors: Sequence[Logical], axes: Mapping[str, Axis], tp_size: int
 ) -> tuple[dict[str, tuple[Dim, ...]], dict[str, Note]]:
@@ -142,6 +156,8 @@ def _dims_of(
         if room < 0:
             document["dims"].wrong(f"lists more segments than {tp_size} ranks of any model have")
         dim = parse_dim(texts, axes)
+        if item["extent"].whole() != dim.extent:
+            item["extent"].wrong(f"is {item['extent'].value} where its segments have {dim.extent}")
         if len(item["ranks"].texts()) != tp_size:
             item.wrong(f"lists the runs of {len(item['ranks'].texts())} ranks where there are {tp_size}")
         if [runs_text(runs) for runs in partition(dim, tp_size).ranks] != item["ranks"].texts():
@@ -150,17 +166,21 @@ def _dims_of(
     by_name: dict[str, Fields] = {}
     by_pattern: dict[str, Fields] = {}
     for item in document["tensors"].items():
+        pattern = item["pattern"].text()
         if "names" in item:
             by_name.update(dict.fromkeys(item["names"].texts(), item))
-        else:
-            by_pattern[item["pattern"].text()] = item
+        elif by_pattern.setdefault(pattern, item) is not item:
+            item.wrong(f"describes the tensors {pattern!r:.80} again")
     dims: dict[str, tuple[Dim, ...]] = {}
     notes: dict[str, Note] = {}
     known: dict[tuple[int, tuple[int, ...]], tuple[tuple[Dim, ...], Note]] = {}
+    counted: Counter[int] = Counter()
     for tensor in tensors:
-        found = by_name.get(tensor.name) or by_pattern.get(template_of(tensor.name)[0])
-        if found is None:
+        pattern = template_of(tensor.name)[0]
+        found = by_name.get(tensor.name) or by_pattern.get(pattern)
+        if found is None or found["pattern"].value != pattern:
             document["tensors"].wrong(f"does not describe {tensor.name}")
+        counted[id(found.value)] += 1
         if found["dtype"].value != tensor.dtype or found["shape"].value != list(tensor.shape):
             found.wrong(f"gives another dtype or shape than the header of {tensor.name}: {tensor.dtype} {tensor.shape}")
         key = id(found.value), tensor.shape
@@ -174,6 +194,11 @@ def _dims_of(
                 found.wrong(f"does not fit the shape {list(tensor.shape)} of {tensor.name}")
             known[key] = tuple(whole), Note(found["role"].text(), found["note"].text())
         dims[tensor.name], notes[tensor.name] = known[key]
+    for item in document["tensors"].items():
+        if item["count"].whole(1) != counted[id(item.value)]:
+            item["count"].wrong(f"is {item['count'].value} where {counted[id(item.value)]} tensors are described")
+        if "names" in item and len(item["names"].texts()) != item["count"].value:
+            item["names"].wrong(f"has {len(item['names'].texts())} names for {item['count'].value} tensors")
     return dims, notes
 
 

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .errors import DamagedError, UnsupportedError
+from .counting import counted
+from .errors import DamagedError, UnsupportedError, short
 from .partition import Dim, replicated
 from .table import Rule, Table, placeholders, rule_template, template_of
 
@@ -131,8 +132,8 @@ def _entry(candidates: Sequence[_Entry], numbers: tuple[int, ...]) -> _Entry | N
 def _checked_dims(rule: Rule, tensor: Logical) -> tuple[Dim, ...]:
     if len(tensor.shape) != len(rule.dims):
         raise DamagedError(
-            f"{tensor.name} has {len(tensor.shape)} dimensions {list(tensor.shape)} where the config implies "
-            f"{len(rule.dims)}; config.json and the weights are not of one model"
+            f"{short(tensor.name)} has {counted(tensor.shape, 'dimension')} {list(tensor.shape)} where the config "
+            f"implies {len(rule.dims)}; config.json and the weights are not of one model"
         )
     dims: list[Dim] = []
     for at, (dim, length) in enumerate(zip(rule.dims, tensor.shape, strict=True)):
@@ -140,8 +141,9 @@ def _checked_dims(rule: Rule, tensor: Logical) -> tuple[Dim, ...]:
         if implied != length:
             what = "rows" if at == 0 else "columns" if at == 1 else f"entries in dimension {at}"
             raise DamagedError(
-                f"{tensor.name} has {length} {what} (shape {list(tensor.shape)}) but the config implies {implied}; "
-                "config.json and the weights are not of one model, or a count such as head_dim is missing from it"
+                f"{short(tensor.name)} has {length:,} {what} (shape {list(tensor.shape)}) but the config "
+                f"implies {implied:,}; config.json and the weights are not of one model, "
+                "or a count such as head_dim is missing from it"
             )
         dims.append(dim if isinstance(dim, Dim) else replicated(length))
     return tuple(dims)
@@ -163,8 +165,9 @@ def _require_complete(table: Table, prefix: str, present: Mapping[int, list[tupl
         beyond = [layer for layer in layers if layer >= table.layers + table.extra_layers]
         if beyond:
             raise DamagedError(
-                f"{_filled(name, layer=min(beyond))} is there but the config promises only {table.layers} layers"
-                + (f" and {table.extra_layers} more for prediction" if table.extra_layers else "")
+                f"{_filled(name, layer=min(beyond))} is there but the config promises only "
+                + counted(table.layers, "layer")
+                + (f" and {table.extra_layers:,} more for prediction" if table.extra_layers else "")
                 + "; config.json and the weights are not of one model"
             )
         if "{expert}" in places:
@@ -210,8 +213,9 @@ def _require_experts(
             wrong = min(experts ^ every)
             state = "is missing from the weights" if wrong in every else "is one too many"
             raise DamagedError(
-                f"{_filled(name, layer=layer, expert=wrong)} {state}: the config promises {table.experts} experts "
-                f"and layer {layer} holds {len(experts)}; config.json and the weights are not of one model"
+                f"{_filled(name, layer=layer, expert=wrong)} {state}: the config promises "
+                f"{counted(table.experts, 'expert')} and layer {layer} holds {len(experts):,}; "
+                "config.json and the weights are not of one model"
             )
 
 
@@ -222,5 +226,5 @@ def _filled(name: str, **values: int) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
+    return ", ".join(map(short, names[:SHOWN])) + more

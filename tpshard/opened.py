@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from .errors import DamagedError
+from .errors import DamagedError, UnsupportedError
 from .header import WeightsFile, read_header
-from .listing import shown, storage_error
+from .listing import kind_of, shown, storage_error
 
 
 class Stamp(NamedTuple):
@@ -34,14 +34,8 @@ def open_weights(root: Path, name: str, format: str) -> tuple[WeightsFile, Stamp
         StorageError: it cannot be opened or read.
     """
     path = root / name
+    descriptor, status = _opened(path)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        raise storage_error(error, path, "opening it") from None
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise DamagedError(f"{shown(path)} is not a regular file. Download or copy the file again.")
         read = _reader(descriptor, path)
         if format == "safetensors":
             weights = read_header(read, status.st_size, name)
@@ -50,8 +44,54 @@ def open_weights(root: Path, name: str, format: str) -> tuple[WeightsFile, Stamp
 
             weights = read_torch(read, status.st_size, name)
         return weights, stamp_of(status)
+    except (DamagedError, UnsupportedError) as error:
+        told = str(error)  # they begin with the name, as they know of no directory
+        raise type(error)(f"{shown(path)}{told[len(name) :] if told.startswith(name) else f': {told}'}") from None
     finally:
         os.close(descriptor)
+
+
+def read_small(path: Path, limit: int) -> bytes:
+    """All of a file of at most ``limit`` bytes.
+
+    Raises:
+        DamagedError: it is longer, or no regular file (a FIFO or device is not waited for).
+        StorageError: it cannot be opened or read.
+    """
+    descriptor, status = _opened(path)
+    try:
+        if status.st_size > limit:
+            raise DamagedError(
+                f"{shown(path)} has {status.st_size:,} bytes; such a file has at most {limit:,}. Download or copy the "
+                "file again."
+            )
+        return _reader(descriptor, path)(0, status.st_size)
+    finally:
+        os.close(descriptor)
+
+
+def require_regular(path: Path) -> None:
+    """Raise DamagedError if there is something of this name, also behind a link, that is no regular file."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return  # whoever reads it says why it cannot be
+    if not stat.S_ISREG(mode):
+        raise DamagedError(f"{shown(path)} is {kind_of(mode)}, not a regular file. Download or copy the file again.")
+
+
+def _opened(path: Path) -> tuple[int, os.stat_result]:
+    """A descriptor of a regular file, and its state."""
+    require_regular(path)  # opening a device may have effects
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise storage_error(error, path, "opening it") from None
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise DamagedError(f"{shown(path)} is not a regular file. Download or copy the file again.")
+    return descriptor, status
 
 
 def same_start(path: Path, start: bytes, size: int) -> Stamp | None:
@@ -102,7 +142,7 @@ def _reader(descriptor: int, path: Path) -> Callable[[int, int], bytes]:
                     break
                 found += more
         except OSError as error:
-            raise storage_error(error, path, f"reading {nbytes:,} bytes at {offset:,}") from None
+            raise storage_error(error, path, f"reading {nbytes:,} bytes at byte {offset:,}") from None
         return found
 
     return read

@@ -26,7 +26,7 @@ def storage_error(problem: OSError, path: Path, doing: str) -> StorageError:
     if problem.errno in (errno.ENOSPC, errno.EDQUOT):
         try:
             room = os.statvfs(path.parent)
-            free = f"{room.f_bavail * room.f_frsize} bytes are free there"
+            free = f"{room.f_bavail * room.f_frsize:,} bytes are free there"
         except OSError:
             free = "the free space is unknown"
         return StorageError(f"{path}: {doing} failed: {cause}; {free}. Free some space or name another directory.")
@@ -109,7 +109,7 @@ class OpenFiles:
                 os.ftruncate(fd, nbytes)
         except OSError as problem:
             os.close(fd)
-            raise storage_error(problem, path, f"making it {nbytes} bytes long") from problem
+            raise storage_error(problem, path, f"making it {nbytes:,} bytes long") from problem
         with self._lock:
             self._make_room()
             self._fds[file] = fd
@@ -169,12 +169,12 @@ class OpenFiles:
                 except InterruptedError:
                     continue
                 except OSError as problem:
-                    raise storage_error(problem, self.paths[file], f"reading at byte {offset + done}") from problem
+                    raise storage_error(problem, self.paths[file], f"reading at byte {offset + done:,}") from problem
                 if count <= 0:
                     raise DamagedError(
-                        f"{self.paths[file]}: the file ends at byte {offset + done}, but {size - done} more bytes were "
-                        "there when its header was read: it shrank or is being rewritten. Fetch it again, and "
-                        "let nothing write to it meanwhile."
+                        f"{self.paths[file]}: the file has {os.fstat(fd).st_size:,} bytes by now, and bytes {offset:,} "
+                        f"to {offset + size:,} of it were there when its header was read: it shrank or is being "
+                        "rewritten. Fetch it again, and let nothing write to it meanwhile."
                     )
                 done += count
         finally:
@@ -191,10 +191,10 @@ class OpenFiles:
                 except InterruptedError:
                     continue
                 except OSError as problem:
-                    doing = f"writing {size - done} bytes at byte {offset + done}"
+                    doing = f"writing {size - done:,} bytes at byte {offset + done:,}"
                     raise storage_error(problem, self.paths[file], doing) from problem
                 if count <= 0:
-                    raise StorageError(f"{self.paths[file]}: the device takes no more bytes at {offset + done}.")
+                    raise StorageError(f"{self.paths[file]}: the device takes no more bytes at {offset + done:,}.")
                 done += count
         finally:
             self._give(file)

@@ -30,6 +30,7 @@ class Options:
         note: called with messages for the user as they come up.
         progress: given the bytes to be written, a context manager around a function that is called
             with bytes done.
+        allow_changed: reshard and merge carry side files that were changed since the split, as they are now.
         gate: given the finished directory before it becomes visible; what it raises keeps it from that.
     """
 
@@ -39,6 +40,7 @@ class Options:
     max_memory: int | None = None
     algorithm: str = "xxh3_128"
     fsync: bool = False
+    allow_changed: bool = False
     note: Callable[[str], None] = field(default=lambda message: None)
     progress: Progress | None = None
     gate: Callable[[Path], None] | None = None

@@ -16,7 +16,7 @@ from .header import Frame
 from .listing import storage_error
 from .manifest import SideFile
 from .options import Options, move_settings
-from .plan import Plan
+from .planning import Plan
 from .reports import Conversion
 from .sidefiles import copy_sides
 
@@ -70,16 +70,18 @@ def make(job: Job, output: Path, report: Conversion, options: Options) -> Conver
     for path in job.sides:
         if path in taken or path.split("/")[0] in taken:
             raise UsageError(f"the source holds a file named {path}, which the output needs for itself; rename it")
+    written = taken | set(job.sides)
     needed = sum(file.size for file in files) + sum(job.sides.values()) + sum(job.small.values())
     move_settings(options.threads, options.max_memory)
     report.needed_bytes = needed
     report.side_files = len(job.sides)
     report.algorithm = job.algorithm
     if options.dry_run:
-        check_output(output, overwrite=options.overwrite, needed_bytes=needed)
+        check_output(output, overwrite=options.overwrite, needed_bytes=needed, written=written)
         return report
     with Staging(
-        output, overwrite=options.overwrite, needed_bytes=needed, fsync=options.fsync, note=options.note
+        output, overwrite=options.overwrite, needed_bytes=needed, fsync=options.fsync, note=options.note,
+        written=written,
     ) as staging:
         outcome = _move(job, staging.path, options)
         ending = job.ending(outcome, copy_sides(job.root, staging.path, job.sides))

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import NamedTuple, overload
 
 from .collection import uncollected
-from .errors import DamagedError
+from .errors import DamagedError, short
 from .header import WeightsFile, build_header
 from .layout import Layout
-from .plan import Placed, PlacedFile, sizes_of
+from .planning import Placed, PlacedFile, sizes_of
 from .routing import Extent
 
 ALIGN = 4096  # data of the native layout starts at a page, so that it can be read directly or mapped
@@ -195,18 +195,19 @@ def place_opened(layout: Layout, files: Sequence[tuple[WeightsFile, int]]) -> Pl
             n = numbers.get(info.name)
             shape = layout.stored[n].shape(rank) if n is not None else None
             if n is None or shape is None:
-                raise DamagedError(f"{file.name} holds {info.name}, which does not belong to rank {rank}")
+                raise DamagedError(f"{file.name} holds {short(info.name)}, which does not belong to rank {rank}")
             if shape != info.shape or layout.stored[n].dtype != info.dtype:
                 raise DamagedError(
-                    f"{file.name} holds {info.name} as {info.dtype} {list(info.shape)} where "
+                    f"{file.name} holds {short(info.name)} as {info.dtype} {list(info.shape)} where "
                     f"{layout.stored[n].dtype} {list(shape)} belongs; the file is of another split"
                 )
             if extents[n][rank] is not None:
-                raise DamagedError(f"{file.name} holds {info.name}, which another file of rank {rank} also holds")
+                other = f"another file of rank {rank} also holds"
+                raise DamagedError(f"{file.name} holds {short(info.name)}, which {other}")
             extents[n][rank] = Extent(info.name, number, info.offset, info.nbytes)
     for n, stored in enumerate(layout.stored):
         for rank in range(layout.size):
             if extents[n][rank] is None and stored.shape(rank) is not None:
-                raise DamagedError(f"{stored.name} is missing from the files of rank {rank}; copy them again")
+                raise DamagedError(f"{short(stored.name)} is missing from the files of rank {rank}; copy them again")
     placed = tuple(PlacedFile(file.name, file.size, rank) for file, rank in files)
     return Placed(layout, placed, tuple(map(tuple, extents)))

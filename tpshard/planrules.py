@@ -17,8 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from .manifest import NAME, Manifest
-from .plan import stored_bytes
 from .plancuts import CutDim, Planned, held_twice, hole, planned, read_dim
+from .planning import stored_bytes
 from .planparts import Member, Part, judge_part, judge_vocabulary
 from .reports import Finding
 from .table import ADDED_ONCE, NEEDS_SUM

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from .counting import counted
 from .degrees import listed
+from .errors import short
 from .reports import Conversion, Demonstration, Fault, Listing, Report, SelfTest, Survey, Verification
 
 
@@ -49,13 +51,14 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 def _conversion(report: Conversion) -> list[str]:
     done = "would write" if report.dry_run else "wrote"
     arrow = {
-        "split": f"to {report.to_tp_size} ranks",
-        "reshard": f"from {report.from_tp_size} ranks to {report.to_tp_size}",
-        "merge": f"from {report.from_tp_size} ranks",
+        "split": f"to {counted(report.to_tp_size, 'rank')}",
+        "reshard": f"from {counted(report.from_tp_size, 'rank')} to {report.to_tp_size:,}",
+        "merge": f"from {counted(report.from_tp_size, 'rank')}",
     }[report.verb]
     total = sum(report.rank_bytes)
     lines = [f"{report.verb} {report.source} {arrow}: {done} {report.output}"]
-    lines.append(f"  {report.family}, {report.tensors} tensors, {size(total)} in {len(report.files)} files")
+    held = f"{counted(report.tensors, 'tensor')}, {size(total)} in {counted(report.files, 'file')}"
+    lines.append(f"  {report.family}, {held}")
     if report.verb != "merge" and report.to_tp_size > 1:
         low, high = min(report.rank_bytes), max(report.rank_bytes)
         each = size(low) if low == high else f"{size(low)} to {size(high)}"
@@ -65,10 +68,11 @@ def _conversion(report: Conversion) -> list[str]:
     lines += [f"  needs a sum over ranks: {pattern}" for pattern in report.needs_sum]
     lines += [f"  added once, whole on every rank: {pattern}" for pattern in report.added_once]
     lines += [f"  tied: {alias} is {name}" for alias, name in report.aliases.items()]
-    lines += [f"  copied whole, no rule knows it: {name}" for name in report.copied_whole]
-    lines += [f"  left out: {name}" for name in report.left_out]
+    lines += [f"  copied whole, no rule knows it: {short(name)}" for name in report.copied_whole]
+    when = " at the split" if report.verb == "merge" else ""
+    lines += [f"  left out{when}: {name}" for name in report.left_out]
     if report.side_files:
-        lines.append(f"  {report.side_files} other files carried")
+        lines.append(f"  {counted(report.side_files, 'other file')} carried")
     if report.verification is not None:
         passed = ", ".join(report.verification.levels)
         lines.append(f"  verified before it was published: {passed}")
@@ -81,8 +85,8 @@ def _conversion(report: Conversion) -> list[str]:
 def _verification(report: Verification) -> list[str]:
     lines = [f"verify {report.shards}: {'passed' if report.passed else 'FAILED'} ({', '.join(report.levels)})"]
     lines.append(
-        f"  {report.tp_size} ranks, {report.files_checked} files, {report.tensors_checked} tensors, "
-        f"{size(report.bytes_checked)} checked"
+        f"  {counted(report.tp_size, 'rank')}, {counted(report.files_checked, 'file')}, "
+        f"{counted(report.tensors_checked, 'tensor')}, {size(report.bytes_checked)} checked"
     )
     if report.verdicts:
         from .outputs.lines import lines as of_level
@@ -90,22 +94,24 @@ def _verification(report: Verification) -> list[str]:
         lines += [line for verdict in report.verdicts for line in of_level(verdict)]
     lines += [f"  {finding.level}: {finding.message}" for finding in report.findings[:50]]
     if len(report.findings) > 50:
-        lines.append(f"  and {len(report.findings) - 50} more findings (--json lists all)")
+        lines.append(f"  and {counted(len(report.findings) - 50, 'more finding')} (--json lists all)")
     lines += [f"  note: {text}" for text in report.warnings]
     return lines
 
 
 def _survey(report: Survey) -> list[str]:
-    lines = [f"{report.path}: {report.kind}" + (f" on {report.tp_size} ranks" if report.kind == "shards" else "")]
+    ranks = f" on {counted(report.tp_size, 'rank')}" if report.kind == "shards" else ""
+    lines = [f"{report.path}: {report.kind}{ranks}"]
     kind = f"{report.family}" + (f" ({report.model_type})" if report.model_type not in ("", report.family) else "")
     dtypes = ", ".join(f"{dtype} {size(held)}" for dtype, held in report.dtypes.items())
-    lines.append(f"  {kind}, {report.tensors} tensors, {size(report.bytes)} ({dtypes}) in {len(report.files)} files")
+    held = f"{counted(report.tensors, 'tensor')}, {size(report.bytes)} ({dtypes}) in {counted(report.files, 'file')}"
+    lines.append(f"  {kind}, {held}")
     lines += [f"  axis {name}: {text}" for name, text in report.axes.items()]
     lines.append(f"  degrees: any from 1 to {report.largest_degree}; equal ranks at {listed(report.equal_degrees)}")
     lines += [f"  needs a sum over ranks: {pattern}" for pattern in report.needs_sum]
     lines += [f"  added once, whole on every rank: {pattern}" for pattern in report.added_once]
     lines += [f"  tied: {alias} is {name}" for alias, name in report.aliases.items()]
-    lines += [f"  copied whole, no rule knows it: {name}" for name in report.copied_whole]
+    lines += [f"  copied whole, no rule knows it: {short(name)}" for name in report.copied_whole]
     lines += [f"  left out: {name}" for name in report.left_out]
     lines += [f"  note: {text}" for text in report.warnings]
     if report.degrees:

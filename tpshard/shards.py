@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from . import manifest as manifests
+from .counting import counted
 from .errors import DamagedError, StorageError, TpshardError, UsageError
 from .header import WeightsFile
-from .listing import shown, storage_error
+from .listing import GONE, PARTIAL_SUFFIX, current_directory_is_gone, rank_files, shown, storage_error
 from .manifest import Manifest, RankFile
 from .manifestreader import parsed
-from .opened import Stamp, open_weights, require_unchanged, same_start
+from .opened import Stamp, open_weights, read_small, require_unchanged, same_start
 from .place import Headed, place_native, place_opened, rank_metadata, sealed
-from .plan import Placed
+from .planning import Placed
 
 
 class Problem(NamedTuple):
@@ -116,29 +117,39 @@ def read_manifest(root: Path) -> Manifest:
     try:
         if not stat.S_ISDIR(os.stat(root).st_mode):
             raise UsageError(f"{shown(root)} is a file. Give the directory that holds it.")
-        size = os.stat(path).st_size
+        os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         raise _no_shards(root) from None
     except OSError as error:
         raise storage_error(error, path, "looking at it") from None
+    return parsed(read_small(path, manifests.LARGEST), shown(path))
+
+
+def _no_shards(root: Path) -> TpshardError:
+    """Why there is no manifest, as far as what else lies there tells."""
     try:
-        if size > manifests.LARGEST:
-            raise DamagedError(f"{shown(path)} has {size} bytes; a manifest has at most {manifests.LARGEST}")
-        raw = path.read_bytes()
-    except OSError as error:
-        raise storage_error(error, path, "reading it") from None
-    return parsed(raw, shown(path))
-
-
-def _no_shards(root: Path) -> UsageError:
-    if not os.path.lexists(root):
+        names = os.listdir(root)
+    except FileNotFoundError:
+        if not root.is_absolute() and current_directory_is_gone():
+            return StorageError(f"{shown(root)}: {GONE}")
         return UsageError(f"There is no directory {shown(root)}. Give one that 'tpshard split' has made.")
-    hint = (
-        "it is a checkpoint that has not been split; use 'tpshard split'"
-        if (root / "config.json").exists()
-        else "a split that did not finish leaves no such file: split again"
-    )
-    return UsageError(f"{shown(root)} holds no {manifests.NAME}: {hint}")
+    except OSError as error:
+        return storage_error(error, root, "listing it")
+    ranks = rank_files(names)
+    lacks = f"{shown(root)} holds no {manifests.NAME}"
+    if PARTIAL_SUFFIX in names or root.name.endswith(PARTIAL_SUFFIX):
+        again = "split (or reshard) again" if ranks else "merge again"
+        return UsageError(f"{lacks}: it is what a run under way or one that was killed has written so far; {again}")
+    if os.path.lexists(root / manifests.NAME):
+        return DamagedError(f"{shown(root / manifests.NAME)} is a link that leads nowhere; copy the file itself")
+    if ranks:
+        return DamagedError(
+            f"{lacks}, which says how its {counted(ranks, 'file')} of ranks (such as {ranks[0]}) were cut; "
+            f"copy {manifests.NAME} from where they come from, or split again"
+        )
+    if "config.json" in names:
+        return UsageError(f"{lacks}: it is a checkpoint that has not been split; use 'tpshard split'")
+    return UsageError(f"{lacks}, nor anything of a split; give a directory that 'tpshard split' has made")
 
 
 def open_shards(path: str | os.PathLike[str]) -> Shards:
@@ -152,7 +163,8 @@ def open_shards(path: str | os.PathLike[str]) -> Shards:
     manifest = read_manifest(root)
     checked = check_files(root, manifest)
     for problem in checked.problems:
-        raise DamagedError(f"{problem.message}; copy the file again, or split again")
+        advised = problem.message.endswith(".")  # whole sentences say themselves what to do
+        raise DamagedError(problem.message + ("" if advised else "; copy the file again, or split again"))
     return Shards(root, manifest, checked.placed(manifest), checked.stamps())
 
 
@@ -266,7 +278,7 @@ def _mismatch(manifest: Manifest, recorded: RankFile, file: WeightsFile) -> str:
         if found != wanted[key]:
             return text.format(found=found, wanted=wanted[key])
     if file.size != recorded.size:
-        return f"has {file.size} bytes where {recorded.size} were written"
+        return f"has {file.size:,} bytes where {recorded.size:,} were written"
     if manifest.algorithm and len(file.tensors) != len(recorded.digests):
-        return f"holds {len(file.tensors)} tensors where {len(recorded.digests)} were written"
+        return f"holds {counted(file.tensors, 'tensor')} where {len(recorded.digests):,} were written"
     return ""

@@ -11,6 +11,8 @@ from .filecopy import copy_side_file
 from .listing import shown, storage_error
 from .manifest import SideFile
 
+_NAMED = 5  # changed files that a message names
+
 
 def file_sha256(path: Path) -> str:
     """sha256 of a file, hex.
@@ -55,8 +57,8 @@ def copy_sides(root: Path, output: Path, paths: Iterable[str]) -> tuple[SideFile
     return tuple(copied)
 
 
-def changed_sides(root: Path, promised: Iterable[SideFile]) -> Iterator[str]:
-    """The paths of side files that are no longer what was carried.
+def changed_sides(root: Path, promised: Iterable[SideFile]) -> Iterator[tuple[str, str]]:
+    """``(path, what changed)`` of every side file that is no longer what was carried.
 
     Raises:
         DamagedError: one is missing.
@@ -66,5 +68,20 @@ def changed_sides(root: Path, promised: Iterable[SideFile]) -> Iterator[str]:
         size = size_of(root / side.path)
         if size is None:
             raise DamagedError(f"{shown(root / side.path)} is missing; copy it again from where the shards came from")
-        if size != side.size or file_sha256(root / side.path) != side.sha256:
-            yield side.path
+        if size != side.size:
+            yield side.path, f"it has {size} bytes where {side.size} were written"
+        elif file_sha256(root / side.path) != side.sha256:
+            yield side.path, f"its sha256 is no longer {side.sha256}"
+
+
+def require_unchanged_sides(root: Path, changed: Iterable[tuple[str, str]]) -> None:
+    """Refuse side files that are no longer what was carried: what is made of them would not be the source's.
+
+    Raises:
+        DamagedError: there is one; names it, what changed, and the remedy.
+    """
+    found = list(changed)
+    if found:
+        told = "; ".join(f"{shown(root / path)} was changed since the split: {what}" for path, what in found[:_NAMED])
+        more = f"; and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+        raise DamagedError(f"{told}{more}. Put the original back, or carry what is there now with --allow-changed")

@@ -14,12 +14,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tpshard.errors import DamagedError, UnsupportedError, UsageError
+from tpshard.counting import counted
+from tpshard.errors import DamagedError, StorageError, UnsupportedError, UsageError
 from tpshard.header import TensorInfo, WeightsFile
-from tpshard.listing import Listing, is_weights, list_directory, shown, storage_error
-from tpshard.opened import Stamp, open_weights, require_unchanged
+from tpshard.listing import (
+    GONE,
+    Listing,
+    current_directory_is_gone,
+    is_weights,
+    list_directory,
+    rank_files,
+    shown,
+    storage_error,
+)
+from tpshard.opened import Stamp, open_weights, read_small, require_regular, require_unchanged
 from tpshard.strictjson import parse_object
-from tpshard.weightsindex import WeightsSet, check_index, choose_weights
+from tpshard.weightsindex import INDEXES, WeightsSet, check_index, choose_weights
 
 _AGAIN = "Download or copy the file again."
 _DIGITS = re.compile(r"([0-9]{1,18})")  # longer runs are cut, so that no conversion is slow
@@ -87,6 +97,8 @@ def open_source(path: str | os.PathLike[str], *, warn: Callable[[str], None] | N
     form), :class:`DamagedError` (incomplete, or contradicting itself) or :class:`StorageError`.
     """
     root, label = _root(path)
+    for name in ("config.json", "tpshard.json", *INDEXES):
+        require_regular(root / name)
     listing = list_directory(root)
     if "tpshard.json" in listing.sizes or "tpshard.json" in listing.broken:
         raise UsageError(
@@ -94,6 +106,15 @@ def open_source(path: str | os.PathLike[str], *, warn: Callable[[str], None] | N
             "`tpshard merge` to get the checkpoint back."
         )
     warnings: list[str] = []
+    ranks = rank_files(listing.sizes)
+    if ranks:
+        raise DamagedError(
+            f"{shown(root)} holds {counted(ranks, 'file')} of ranks (such as {ranks[0]}) and no tpshard.json, which "
+            "says how they were cut. Copy tpshard.json from where they come from, or split again."
+        )
+    for name in listing.special:
+        if "/" not in name and is_weights(name):
+            raise DamagedError(f"{shown(root / name)} is no file: {listing.why_not(name)}. {_AGAIN}")
     chosen = choose_weights(listing)
     config_raw, config = _config(listing, root)
     index, weight_map, total_size = _index(listing, root, chosen)
@@ -140,6 +161,8 @@ def _root(path: str | os.PathLike[str]) -> tuple[Path, str]:
     except (FileNotFoundError, NotADirectoryError):
         from tpshard import hub
 
+        if not root.is_absolute() and current_directory_is_gone():
+            raise StorageError(f"{shown(root)}: {GONE}") from None
         if os.path.lexists(root):
             raise DamagedError(
                 f"{shown(root)} is a link to {shown(os.readlink(root))}, which does not exist. "
@@ -147,7 +170,9 @@ def _root(path: str | os.PathLike[str]) -> tuple[Path, str]:
             ) from None
         if hub.looks_like_id(text):
             return hub.resolve(text), text
-        raise UsageError(f"There is no directory {shown(root)}. Give a checkpoint's directory or a hub id.") from None
+        raise UsageError(
+            f"There is no directory {shown(root)}. Give a checkpoint's directory or a hub id (org/name)."
+        ) from None
     except OSError as error:
         raise storage_error(error, root, "looking at it") from None
     if not stat.S_ISDIR(mode):
@@ -155,20 +180,27 @@ def _root(path: str | os.PathLike[str]) -> tuple[Path, str]:
             f"{shown(root)} is a file. Give the directory that holds it, {shown(root.parent)}, with config.json "
             "beside it."
         )
+    if not root.is_absolute() and current_directory_is_gone():
+        raise StorageError(f"{shown(root)}: {GONE}")
+    _not_a_cache(root)
     return root, shown(Path(os.path.abspath(root)).name or os.sep)
 
 
-def _read_small(path: Path, limit: int) -> bytes:
-    """All of a file of at most ``limit`` bytes."""
+def _not_a_cache(root: Path) -> None:
+    """A model's folder in the hub's cache holds its revisions below ``snapshots``, and nothing to read itself."""
+    snapshots = root / "snapshots"
+    if (root / "config.json").exists() or not snapshots.is_dir():
+        return
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as file:
-            raw = file.read(limit + 1)
+        held = sorted(os.listdir(snapshots))
     except OSError as error:
-        raise storage_error(error, path, "reading it") from None
-    if len(raw) > limit:
-        raise DamagedError(f"{shown(path)} has more than {limit:,} bytes; such a file never does. {_AGAIN}")
-    return raw
+        raise storage_error(error, snapshots, "listing it") from None
+    if held:
+        raise UsageError(
+            f"{shown(root)} is a model's folder in a hub cache. Give one of its snapshots: "
+            f"{', '.join(shown(snapshots / name) for name in held[:3])}{', ...' * (len(held) > 3)}."
+        )
+    raise DamagedError(f"{shown(root)} is a model's folder in a hub cache that holds no snapshot. Download the model.")
 
 
 def _config(listing: Listing, root: Path) -> tuple[bytes, dict[str, Any]]:
@@ -183,7 +215,7 @@ def _config(listing: Listing, root: Path) -> tuple[bytes, dict[str, Any]]:
             f"{shown(path)}: {listing.why_not('config.json')}. It says of which family and sizes the model is; copy it "
             "from where the weights came from."
         )
-    raw = _read_small(path, _MAX_CONFIG_BYTES)
+    raw = read_small(path, _MAX_CONFIG_BYTES)
     return raw, parse_object(raw, shown(path), _AGAIN)
 
 
@@ -195,7 +227,7 @@ def _index(
     path = root / chosen.index_name
     if chosen.index_name in listing.broken:
         raise DamagedError(f"{shown(path)}: {listing.broken[chosen.index_name]}. {_AGAIN}")
-    raw = _read_small(path, _MAX_INDEX_BYTES)
+    raw = read_small(path, _MAX_INDEX_BYTES)
     parsed = parse_object(raw, shown(path), _AGAIN)
     weight_map = parsed.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:

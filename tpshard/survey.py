@@ -24,7 +24,7 @@ from .manifest import Note
 from .matching import Logical
 from .partition import Axis, Dim
 from .place import place_native
-from .plan import Placed, build_plan, stored_bytes
+from .planning import Placed, build_plan, stored_bytes
 from .registry import families
 from .reports import Degree, Entry, Listing, Survey, sharded_fraction
 from .shards import Shards, is_shards, open_shards

@@ -22,7 +22,6 @@ from .check import LEVELS as BYTE_LEVELS
 from .check import verify as check
 from .errors import TpshardError, UnsupportedError, UsageError
 from .gates import Gates, Settings, expanded
-from .manifest import Manifest
 from .options import DEFAULTS, Options
 from .planrules import plan_verdict
 from .reports import Finding, Verification
@@ -91,7 +90,7 @@ def verify(
     report.command = list(run.command)
     report.versions = {"tpshard": _version("tpshard"), "python": platform.python_version()}
     report.hardware = _hardware()
-    _complete(report, wanted, manifest, explicit=asked is not None)
+    _complete(report, wanted)
     if "plan" in wanted:
         _add(report, plan_verdict(manifest))
     sound = all(verdict.verdict == PASSED for verdict in report.verdicts if verdict.level == "structure")
@@ -100,21 +99,18 @@ def verify(
     numeric = [level for level in wanted if level in NUMERIC]
     if numeric:
         _numeric(report, numeric, opened, against, options, settings, run)
-    _judge(report, wanted)
+    excused = ("digest",) if asked is None and not manifest.algorithm else ()
+    _judge(report, [level for level in wanted if level not in excused])
     return report
 
 
-def _complete(report: Verification, wanted: Sequence[str], manifest: Manifest, *, explicit: bool) -> None:
+def _complete(report: Verification, wanted: Sequence[str]) -> None:
     """Give every byte level that was asked for a verdict, whether it ran or not."""
+    told = {verdict.level for verdict in report.verdicts}
     for level in wanted:
-        if level in BYTE_LEVELS and level not in report.levels:
+        if level in BYTE_LEVELS and level not in told:
             text = "not run: the structure is wrong"
             report.verdicts.append(LevelVerdict(level, NOT_RUN, notes=[text]))
-    if not manifest.algorithm:
-        for verdict in report.verdicts:
-            if verdict.level == "digest" and verdict.verdict == PASSED:
-                verdict.notes.append("the shards were written without digests: only side files were checked")
-                verdict.verdict = NOT_RUN if explicit else PASSED
 
 
 def _add(report: Verification, verdict: LevelVerdict) -> None:

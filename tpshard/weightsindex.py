@@ -10,6 +10,8 @@ from tpshard.errors import DamagedError, UnsupportedError
 from tpshard.header import WeightsFile
 from tpshard.listing import Listing, is_weights, shown
 
+INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+
 _PIECE = re.compile(r".*[-_.](0*[0-9]+)-of-(0*[0-9]+).*")
 _NOT_THE_MODEL = re.compile(r"(adapter|optimizer|scheduler|training|rng_state|consolidated).*")
 

@@ -20,7 +20,7 @@ from tpshard.header import DTYPE_BITS
 from tpshard.intervals import Runs
 from tpshard.layout import Cut
 from tpshard.openfiles import OpenFiles
-from tpshard.plan import Placed
+from tpshard.planning import Placed
 from tpshard.shards import Shards
 from tpshard.source import Source
 

@@ -14,7 +14,7 @@ from tpshard.converters import llama
 from tpshard.errors import DamagedError, LayoutError, TpshardError, UnsupportedError
 from tpshard.execute import execute
 from tpshard.numerics.forward import forward
-from tpshard.plan import build_plan
+from tpshard.planning import build_plan
 from tpshard.planrules import plan_verdict
 from tpshard.reports import Fault
 from tpshard.shards import Shards, open_shards
