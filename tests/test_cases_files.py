@@ -214,7 +214,7 @@ def test_h22_no_room(case: Case, small_disk: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="mounts a small file system")
 def test_h22_disk_fills_up_on_the_way(case: Case, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Room was there when it was looked for, and then others took it."""
-    monkeypatch.setattr("tpshard.commit._free_bytes", lambda folder: 10**9)
+    monkeypatch.setattr("tpshard.outputplace._free_bytes", lambda folder: 10**9)
     refused(5, "split", case("F-SHARDED"), small_disk / "out", "--tp", 2, says=("No space left", "free"))
     assert not list(small_disk.iterdir())
 

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 import tpshard.commit as commit
-from tpshard.commit import Staging, check_output, check_separate, partial_path
+from tpshard.commit import Staging
 from tpshard.errors import StorageError, UsageError
 from tpshard.filecopy import copy_side_file
+from tpshard.outputplace import _bytes_held, check_output, check_separate, partial_path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -398,7 +399,7 @@ def test_space_that_a_dead_run_holds_counts_as_free(tmp_path):
     partial = partial_path(tmp_path / "out")
     partial.mkdir()
     (partial / "big").write_bytes(b"x" * 3_000_000)
-    assert commit._bytes_held(partial) >= 3_000_000
+    assert _bytes_held(partial) >= 3_000_000
 
 
 MOVING = """

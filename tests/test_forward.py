@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ pytest.importorskip("transformers")
 
 import tiny_models  # noqa: E402
 from conftest import Case  # noqa: E402
-from damaged import Sharded  # noqa: E402
+from damaged import Sharded, flip_lowest_bit, points  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
 
 from tpshard.convert import split  # noqa: E402
 from tpshard.errors import DamagedError, UnsupportedError, UsageError  # noqa: E402
@@ -119,6 +121,39 @@ def test_a_source_with_nan_is_neither_pass_nor_mismatch(case: Case, tmp_path: Pa
     assert not [m for m in verdict.measures if m.status == "fail"]
 
 
+@pytest.mark.parametrize("damaged", ["before", "after"])
+def test_what_is_finite_in_a_source_with_nan_is_judged(damaged: str, doctored: Case, tmp_path: Path) -> None:
+    """A NaN in one layer hides no fault in the layers before and behind it."""
+    source = doctored("F-LLAMA6")
+    tensors = load_file(source / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.weight"][3, 3] = math.nan
+    save_file(tensors, source / "model.safetensors", {"format": "pt"})
+    shards = Sharded(source, tmp_path, 3)
+    verdict = shards.verify()
+    assert verdict.verdict == "source_nan"
+    assert verdict.findings == []
+    assert all(math.isfinite(m.error) and m.status == "pass" for m in verdict.measures)
+    assert {"model.layers.0.self_attn.o_proj", "model.layers.1.mlp.down_proj"} <= {m.point for m in verdict.measures}
+    name = {"before": "model.layers.0.self_attn.o_proj", "after": "model.layers.1.mlp.down_proj"}[damaged]
+    shards.change(1, f"{name}.weight", flip_lowest_bit(0, 0))
+    verdict = shards.verify()
+    assert verdict.verdict == "failed"
+    assert points(verdict) == [name]
+    assert "the source itself holds NaN" in verdict.notes[-1]
+
+
+def test_nan_in_a_rank_alone_is_a_mismatch_whatever_the_source_holds(doctored: Case, tmp_path: Path) -> None:
+    source = doctored("F-LLAMA6")
+    tensors = load_file(source / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.weight"][3, 3] = math.inf
+    save_file(tensors, source / "model.safetensors", {"format": "pt"})
+    shards = Sharded(source, tmp_path, 3)
+    shards.change(2, "model.layers.1.self_attn.v_proj.weight", lambda value: value * math.nan)
+    verdict = shards.verify()
+    assert verdict.verdict == "failed"
+    assert points(verdict)[0] == "model.layers.1.self_attn.o_proj"
+
+
 def test_shards_of_another_model_are_refused(case: Case, tmp_path: Path) -> None:
     shards = Sharded(case("F-LLAMA6"), tmp_path, 2)
     with pytest.raises(DamagedError, match="not of this source"):
@@ -216,8 +251,6 @@ def test_a_sharded_source_and_a_torch_file(case: Case, tmp_path: Path) -> None:
     source = tmp_path / "torch"
     source.mkdir()
     shutil.copy(case("F-LLAMA6") / "config.json", source)
-    from safetensors.torch import load_file
-
     torch.save(load_file(case("F-LLAMA6") / "model.safetensors"), source / "pytorch_model.bin")
     sound(Sharded(source, tmp_path / "b", 2).verify())
 
@@ -231,6 +264,9 @@ def test_files_in_parts(case: Case, tmp_path: Path) -> None:
 
 def test_small_memory_gives_the_same_verdict(case: Case, tmp_path: Path) -> None:
     shards = Sharded(case("F-LLAMA12"), tmp_path, 4)
-    usual, small = shards.verify(), shards.verify(max_memory=1)
+    with pytest.raises(UsageError, match=r"--max-memory of 1 bytes .* give at least \d+ MiB") as refused:
+        shards.verify(max_memory=1)
+    least = int(re.findall(r"at least (\d+) MiB", str(refused.value))[0])
+    usual, small = shards.verify(), shards.verify(max_memory=least << 20)
     sound(small)
     assert [m.point for m in usual.measures] == [m.point for m in small.measures]

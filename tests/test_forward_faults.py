@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+import tiny_models  # noqa: E402
 from conftest import Case  # noqa: E402
 from damaged import Sharded, flip_lowest_bit, points  # noqa: E402
 
@@ -261,6 +262,45 @@ def test_an_edited_config_shows(edit: dict[str, Any], point: str, case: Case, tm
     verdict = shards.verify()
     assert verdict.verdict == "failed"
     assert verdict.findings[0].tensor == point
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("olmo", "model.layers.1.mlp.down_proj.weight"),
+        ("olmo2", "model.layers.0.self_attn.o_proj.weight"),
+        ("olmo", "lm_head.weight"),
+        ("mamba2", "backbone.layers.1.mixer.out_proj.weight"),
+        ("qwen3_moe", "model.layers.1.self_attn.o_proj.weight"),
+    ],
+)
+def test_the_last_bit_of_a_float32_weight_behind_a_cast(name: str, tensor: str, tmp_path: Path) -> None:
+    """Where the model computes in float32 inside, the gate is still that of the noise that it shows."""
+    tiny_models.build(name).to(torch.float32).save_pretrained(tmp_path / "model")
+    shards = Sharded(tmp_path / "model", tmp_path, 2)
+    largest = int(shards.get(1, tensor).abs().argmax())
+    at = divmod(largest, shards.get(1, tensor).shape[1])
+    shards.change(1, tensor, flip_lowest_bit(*at))
+    verdict = shards.verify()
+    assert verdict.verdict == "failed"
+    assert points(verdict)[0] == tensor.removesuffix(".weight")
+    failed = [m for m in verdict.measures if m.status == "fail" and m.gate]
+    assert all(m.gate < 1e-10 and m.error < 1e-7 for m in failed)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_float32_kernels_on_local_shapes_are_told_from_a_last_bit(damaged: bool, tmp_path: Path) -> None:
+    """deepseek_v2 turns its heads in float32, whose last place depends on the number of heads: zero-padding decides."""
+    tiny_models.build("deepseek_v2").to(torch.float32).save_pretrained(tmp_path / "model")
+    shards = Sharded(tmp_path / "model", tmp_path, 3)
+    tensor = "model.layers.1.self_attn.o_proj.weight"
+    if damaged:
+        largest = int(shards.get(1, tensor).abs().argmax())
+        shards.change(1, tensor, flip_lowest_bit(*divmod(largest, shards.get(1, tensor).shape[1])))
+    verdict = shards.verify(mode="auto")
+    assert verdict.verdict == ("failed" if damaged else "passed"), [finding.message for finding in verdict.findings]
+    assert points(verdict) == ([tensor.removesuffix(".weight")] if damaged else [])
+    assert "zero-padded as well" in verdict.notes[-1]
 
 
 @pytest.mark.parametrize("edit", [{"num_attention_heads": 3}, {"vocab_size": 95}, {"num_hidden_layers": 3}])

@@ -169,18 +169,39 @@ def test_shrunk_coverage_lost_points_and_changed_sizes_fail(tmp_path: Path) -> N
         {"versions": {"torch": "2.14.0"}},
         {"hardware": {"machine": "aarch64", "processor": "P"}},
         {"gates": {"compute": "fp32"}},
-        {"tp_size": 4},
     ],
 )
-def test_another_machine_torch_dtype_or_degree_is_not_compared(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_errors_of_another_machine_torch_or_dtype_are_not_compared(tmp_path: Path, changes: dict[str, Any]) -> None:
     now = held(tmp_path, report(2e-12, **changes))
     assert now.passed and not now.baseline["compared"] and now.baseline["errors"] == 0
     assert "not compared with the baseline" in now.warnings[0]
+    assert not held(tmp_path, report(rank_bytes=[10, 13], **changes)).passed  # sizes are the same everywhere
 
 
-def test_a_level_that_was_not_run_is_said(tmp_path: Path) -> None:
-    now = report(verdicts=[LevelVerdict("plan", "passed")])
-    assert "also holds the level forward" in held(tmp_path, now).warnings[0]
+@pytest.mark.parametrize("changes", [{}, {"versions": {}, "gates": {}}, {"hardware": {"machine": "aarch64"}}])
+@pytest.mark.parametrize(
+    "verdicts",
+    [[], [LevelVerdict("plan", "passed")], [LevelVerdict("forward", "not_run")]],
+    ids=["none", "plan", "not_run"],
+)
+def test_a_level_of_the_baseline_that_was_not_run_fails(
+    tmp_path: Path, verdicts: list[LevelVerdict], changes: dict[str, Any]
+) -> None:
+    """A run without torch bears another key than the baseline's; that must not excuse what it left out."""
+    now = held(tmp_path, report(verdicts=verdicts, **changes))
+    assert not now.passed and now.status == 1
+    assert "holds the level 'forward', which was not run" in now.findings[0].message
+    more = report(verdicts=[*report().verdicts, LevelVerdict("plan", "passed")])
+    assert held(tmp_path, more).passed  # more than the baseline has is no drift
+
+
+@pytest.mark.parametrize("changes", [{}, {"hardware": {"machine": "aarch64"}}])
+def test_another_degree_fails(tmp_path: Path, changes: dict[str, Any]) -> None:
+    now = held(tmp_path, report(tp_size=4, rank_bytes=[5, 5, 6, 6], **changes))
+    assert not now.passed and not now.baseline["compared"]
+    assert [finding.message.split(";")[0] for finding in now.findings] == [
+        f"there are 4 ranks, and 2 in the baseline {tmp_path / 'baseline.json'}"
+    ]
 
 
 def test_only_a_pass_makes_a_baseline(tmp_path: Path) -> None:

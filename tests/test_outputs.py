@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import subprocess
 import xml.etree.ElementTree as ElementTree
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from tpshard.errors import StorageError
 from tpshard.outputs.blocks import blocks_of, failing_first, number, percent
 from tpshard.outputs.files import write_text
+from tpshard.outputs.headline import headline
 from tpshard.outputs.junit import junit
 from tpshard.outputs.page import page
 from tpshard.outputs.summary import summary
@@ -49,7 +51,7 @@ def example(passed: bool = False, layers: int = 4) -> Verification:
     forward = LevelVerdict(
         "forward", "passed" if passed else "failed", "zero-pad", measures, findings, 1.0 if passed else 0.9999999,
         [] if passed else ["model.layers.1.mlp.experts.5.w1.weight"], {"all_reduce": 9, "all_gather": 1}, 2048.0,
-        {"max_abs": 1e-14, "perplexity": 8.25}, 1.5, 10**9, ["fp64"],
+        logits={"max_abs": 1e-14, "perplexity": 8.25}, seconds=1.5, peak_memory=10**9, notes=["fp64"],
     )  # fmt: skip
     verdicts = [LevelVerdict("structure", "passed", seconds=0.25), LevelVerdict("plan", "passed"), forward]
     if not passed:
@@ -159,7 +161,7 @@ def test_a_summary_of_hostile_names_is_text_and_stays_short() -> None:
 
 # -- page --------------------------------------------------------------------------------------------
 
-VOID = {"meta", "br", "hr", "img", "input", "link"}
+VOID = {"meta", "br", "wbr", "hr", "img", "input", "link"}
 LOADING = {"script", "link", "img", "iframe", "object", "embed", "base", "a", "form", "use", "image"}
 
 
@@ -214,6 +216,35 @@ def test_the_page_is_self_contained_and_says_everything() -> None:
     passed = Reader().read(page(example(passed=True)))
     assert "Passed" in passed.text and "finding" not in passed.text and "Every parameter had a part" in passed.text
     assert "Nothing was checked" in Reader().read(page(Verification("verify", "out", None, 2))).text
+
+
+def test_long_names_are_whole_on_the_page_and_break_at_dots_only() -> None:
+    report = example()
+    name = "vision_tower.vision_model.encoder.layers.30.self_attn"
+    for found in report.verdicts[2].measures[:2]:
+        found.block, found.point, found.note = name, f"{name}.out_proj", "a note"
+    document = page(report)
+    label = re.search(rf'<text class="name"[^>]*translate\(([\d.]+) [^>]*>{re.escape(name)}</text>', document)
+    assert label is not None and float(label[1]) > 5 * len(name) * 0.85  # there is room for it on the left
+    assert f"<code>{name.replace('.', '.<wbr>')}</code>" in document
+    assert "td code,li code{font-size:13px;overflow-wrap:normal" in document
+    rows = re.findall(r'<tr class="notes"><td colspan="(\d+)">(.*?)</td></tr>', document)
+    assert ("9", '<div class="note">no such class</div>') in rows and ("8", '<div class="note">a note</div>') in rows
+
+
+@pytest.mark.parametrize("kind", ["unsupported", "source_nan", "not_run"])
+def test_what_is_no_failure_has_a_headline_of_its_own(kind: str) -> None:
+    verdicts = [LevelVerdict("plan", "passed"), LevelVerdict("twin", kind)]
+    report = Verification("verify", "out", None, 2, verdicts=verdicts)
+    words = {"unsupported": "UNSUPPORTED", "source_nan": "SOURCE HOLDS NaN", "not_run": "NOT RUN"}
+    told = f"{words[kind]} (twin)"
+    assert render(report).splitlines()[:2] == [f"verify out: {told}", "  2 ranks, 0 files"]
+    assert f"tpshard verify: {told}" in summary(report).splitlines()[0] and "❌" not in summary(report)
+    assert "Failed" not in Reader().read(page(report)).text
+    report.findings.append(Finding("baseline", "b.json", "", "sizes changed"))
+    assert headline(report) == ("failed", ["baseline"]) and "FAILED (baseline)" in render(report)
+    report.verdicts[0].verdict = "failed"
+    assert headline(report) == ("failed", ["plan", "baseline"])
 
 
 def test_a_page_of_hostile_names_shows_them_as_text() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,8 @@ from test_cut_short import as_nobody
 from weights import tree
 
 from tpshard import split
-from tpshard.commit import check_output
 from tpshard.errors import UsageError
+from tpshard.outputplace import check_output
 
 
 @pytest.fixture(scope="module")
@@ -84,11 +86,18 @@ def test_a_directory_is_replaced_only_if_each_file_is_written_again(
         assert any(name in str(caught.value) for name in held - written)
 
 
-@pytest.mark.parametrize("mode", [0o555, 0o500, 0o700])
-def test_an_old_output_without_write_permission_is_replaced(mode: int, llama: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "folder"
-    folder.mkdir()
+@pytest.fixture
+def anyones() -> Iterator[Path]:
+    """A directory in which anyone may write; not below pytest's, which another run of pytest closes to others."""
+    folder = Path(tempfile.mkdtemp())
     folder.chmod(0o777)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("mode", [0o555, 0o500, 0o700])
+def test_an_old_output_without_write_permission_is_replaced(mode: int, llama: Path, anyones: Path) -> None:
+    folder = anyones
     shutil.copytree(llama, folder / "source")
     (folder / "source" / "sub").mkdir()
     (folder / "source" / "sub" / "extra.json").write_text("{}")

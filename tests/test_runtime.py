@@ -29,6 +29,7 @@ from tpshard.numerics import processes
 from tpshard.numerics.processes import own_store, place_of
 from tpshard.numerics.runtime import runtime
 from tpshard.numerics.stores import rank_store
+from tpshard.planrules import plan_verdict
 from tpshard.shards import open_shards
 from tpshard.source import open_source
 from tpshard.verdicts import LevelVerdict
@@ -59,8 +60,10 @@ def test_processes_give_what_the_original_gives(made: Made) -> None:
     assert verdict.verdict == "passed", verdict.findings
     assert verdict.mode == "local"
     assert verdict.collectives == {"all_reduce": 5, "all_gather": 1}
-    width, vocabulary = 48, 51  # a rank's part of the padded vocabulary
+    width, vocabulary = 48, 101  # without the padding
     assert verdict.collective_bytes_per_token == 2 * (5 * width + vocabulary)
+    assert verdict.collective_dtype == "BF16"
+    assert verdict.collective_bytes_per_token == plan_verdict(open_shards(made[1]).manifest).collective_bytes_per_token
     assert verdict.logits["top1"] > 0.8
     points = {measure.point: measure for measure in verdict.measures}
     assert 1e-4 < points["logits"].error <= points["logits"].gate < 0.1
@@ -98,17 +101,54 @@ def test_a_rank_that_dies_ends_the_others_and_is_named(made: Made, tmp_path: Pat
         until = time.monotonic() + 60
         ranks: list[int] = []
         while len(ranks) < 2 and time.monotonic() < until:
-            ranks = [pid for pid in children(process.pid) if b"tpshard.numerics.worker" in _cmdline(pid)]
+            started = [pid for pid in children(process.pid) if b"tpshard.numerics.worker" in _cmdline(pid)]
+            ranks = [rank for pid in started for rank in children(pid)] if processes.FORKS else started
             time.sleep(0.05)
         assert len(ranks) == 2
-        victim = next(pid for pid in ranks if _cmdline(pid).rstrip(b"\0").split(b"\0")[-2] == b"1")
+        victim = ranks[1]  # children are told in the order of their birth
         killed = time.monotonic()
         os.kill(victim, signal.SIGKILL)
         out, err = process.communicate(timeout=60)
         assert time.monotonic() - killed < 20
     assert process.returncode == 5, (out, err)
     assert "rank 1 died (killed by SIGKILL)" in out + err
+    assert not any(_cmdline(pid) for pid in [*started, *ranks])
+
+
+@pytest.mark.skipif(not processes.FORKS, reason="ranks are forked on Linux alone")
+def test_ranks_end_with_the_command_that_started_them(made: Made, tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, *command(made)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=tmp_path
+    ) as process:
+        until = time.monotonic() + 60
+        ranks: list[int] = []
+        while len(ranks) < 2 and time.monotonic() < until:
+            ranks = [rank for pid in children(process.pid) for rank in children(pid)]
+            time.sleep(0.05)
+        assert len(ranks) == 2
+        process.kill()
+    until = time.monotonic() + 20
+    while any(_cmdline(pid) for pid in ranks) and time.monotonic() < until:
+        time.sleep(0.05)
     assert not any(_cmdline(pid) for pid in ranks)
+
+
+def test_ranks_that_cannot_be_forked_start_by_themselves(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "FORKS", False)
+    assert run(*made, new_tokens=2).verdict == "passed"
+
+
+def test_no_more_tokens_than_positions(tmp_path: Path) -> None:
+    """64 of them: what is generated ends with the table."""
+    tiny_models.write("gpt2", tmp_path / "model")
+    split(tmp_path / "model", tmp_path / "shards", 2)
+    made = tmp_path / "model", tmp_path / "shards"
+    with pytest.raises(UsageError, match=r"65 .*64 positions"):
+        run(*made, tokens=65)
+    verdict = run(*made, tokens=60)
+    assert verdict.verdict == "passed", verdict.findings
+    assert any("64 positions leaves room for 5 of 16 new tokens" in note for note in verdict.notes)
+    assert any("5 greedy tokens are equal" in note or "a tie" in note for note in verdict.notes)
 
 
 def _cmdline(pid: int) -> bytes:
@@ -192,8 +232,10 @@ def test_backends(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_process_that_says_nothing_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that cannot even start: what it printed is in the message."""
     monkeypatch.setattr(processes, "WORKER", "tpshard.numerics.no_such_worker")
-    with pytest.raises(StorageError, match=r"rank \d died \(exit status 1\).*no_such_worker"):
-        processes.run_all(2, {})
+    for forks in {processes.FORKS, False}:
+        monkeypatch.setattr(processes, "FORKS", forks)
+        with pytest.raises(StorageError, match=r"rank \d died \(exit status 1\).*no_such_worker"):
+            processes.run_all(2, {})
 
 
 @pytest.mark.slow

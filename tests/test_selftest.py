@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch", reason="the self-test runs models")
 pytest.importorskip("transformers", reason="the self-test runs models")
 
-from commands import ok, tpshard
+from commands import ELSEWHERE, environment, ok, tpshard
 
 from tpshard.errors import UsageError
 from tpshard.reports import Finding, SelfTest
-from tpshard.selftest import trial
+from tpshard.selftest import runner, trial
 from tpshard.selftest.catalogue import EQUIVALENT, catalogue
 from tpshard.selftest.models import FAMILIES
 from tpshard.selftest.plans import PLANS
@@ -145,13 +150,39 @@ def test_every_fault_says_what_it_is() -> None:
 def test_an_unknown_family_or_fault_is_refused() -> None:
     with pytest.raises(UsageError, match="no family 'nothing'; choose among llama"):
         selftest(["nothing"])
-    with pytest.raises(UsageError, match="no fault 'nothing'; choose among: heads exchanged"):
+    with pytest.raises(UsageError, match="no fault 'nothing'; choose among:\n  heads exchanged on one rank\n  kv"):
         selftest(faults=["nothing"])
 
 
+def test_a_fault_that_has_no_place_in_the_families_is_refused() -> None:
+    done = tpshard("selftest", "--family", "llama", "--fault", "nothing")
+    assert done.status == 2 and len(done.err.splitlines()) == 1 + len(catalogue()) + len(PLANS)
+    placeless = next(name for name, fault in catalogue().items() if fault.families and "llama" not in fault.families)
+    done = tpshard("selftest", "--family", "llama", "--fault", placeless, "--quick")
+    assert done.status == 2 and placeless in done.err and "no place" in done.err and done.out == ""
+
+
+def test_a_signal_removes_what_was_made(tmp_path: Path) -> None:
+    """torch puts a folder of its own beside, which is not ours to remove."""
+    started = {**ELSEWHERE, "env": environment(TMPDIR=str(tmp_path))}
+    words = [sys.executable, "-m", "tpshard", "selftest", "--family", "llama"]
+    running = subprocess.Popen(words, **started, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("tpshard-selftest-*/copy-*")):
+        assert running.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    running.send_signal(signal.SIGTERM)
+    out, err = running.communicate(timeout=60)
+    assert (running.returncode, out, err.strip()) == (143, "", "ended by SIGTERM")
+    assert not list(tmp_path.glob("tpshard-*"))
+
+
 def test_a_run_that_planted_nothing_does_not_pass() -> None:
-    report = selftest(["llama"], faults=["sinks zero"], quick=True)
-    assert report.untried == ["sinks zero"] and not report.passed
+    with pytest.raises(UsageError, match="sinks zero: these families have no place for it"):
+        selftest(["llama"], faults=["sinks zero"], quick=True)
+    report = SelfTest("selftest", passed=True, good_runs=1)
+    runner._add_up(report, everything=False)
+    assert not report.passed
 
 
 def test_the_command_prints_json() -> None:

@@ -10,8 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import ELSEWHERE
+from commands import ELSEWHERE, ok, tpshard
 from weights import tree
+
+from tpshard.signals import Ended
 
 ENTRY = (sys.executable, "-m", "tpshard")
 STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
@@ -104,3 +106,21 @@ def test_ctrl_c_in_the_first_moments(llama: Path, tmp_path: Path) -> None:
         assert os.path.join("tpshard", "cli") not in err
         assert "click" not in err
     assert not list(tmp_path.iterdir())
+
+
+def test_only_what_writes_speaks_of_its_output(large: Path, tmp_path: Path) -> None:
+    ok("split", large, tmp_path / "out", "--tp", 2)
+    told = {}
+    for words in (["verify", str(tmp_path / "out")], ["split", str(large), str(tmp_path / "new"), "--tp", "2"]):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("tpshard.options.Options.running", _ended)
+            done = tpshard(*words)
+        told[words[0]] = (done.status, done.err.strip())
+    assert told == {
+        "verify": (143, "ended by SIGTERM"),
+        "split": (143, "ended by SIGTERM; nothing was left at the output"),
+    }
+
+
+def _ended(*arguments: object) -> None:
+    raise Ended(signal.SIGTERM)

@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import json
-import re
-import shlex
+import os
 import shutil
+import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
-from commands import ROOT, ok, refused, tpshard
-from weights import tree
+from commands import ELSEWHERE, environment, ok, refused, tpshard
+from levels import forward_gives, ran
 
 from tpshard import checkpoint, numerics, verification
-from tpshard.cli import cli
 from tpshard.convert import split
-from tpshard.errors import DamagedError, NotProvenError, UnsupportedError, UsageError
-from tpshard.gates import read_settings
+from tpshard.errors import DamagedError, UnsupportedError, UsageError
 from tpshard.listing import CARD
 from tpshard.options import Options
 from tpshard.partition import Dim
 from tpshard.planrules import plan_verdict
 from tpshard.registry import table_for
-from tpshard.reports import Finding, Verification
+from tpshard.report import render
 from tpshard.shards import read_manifest
 from tpshard.table import Table
-from tpshard.verdicts import LevelVerdict, Measure
+from tpshard.verdicts import LevelVerdict
 from tpshard.verification import verify
 
 
@@ -43,34 +40,6 @@ def flip(path: Path, at: int = -1) -> None:
     data = bytearray(path.read_bytes())
     data[at] ^= 1
     path.write_bytes(bytes(data))
-
-
-def forward_gives(monkeypatch: pytest.MonkeyPatch, verdict: LevelVerdict | Exception) -> list[dict[str, Any]]:
-    """Let the level forward give this; returns what it was called with."""
-    calls: list[dict[str, Any]] = []
-
-    def forward(shards: Any, source: Any, **arguments: Any) -> LevelVerdict:
-        calls.append(arguments)
-        if isinstance(verdict, Exception):
-            raise verdict
-        return verdict
-
-    monkeypatch.setattr(verification, "_require", lambda: {"torch": "2.13.0", "transformers": "5.24.0"})
-    module = type(sys)("tpshard.numerics.forward")
-    # the level is called with what it takes
-    module.forward = lambda shards, source, *, compute, tokens, gates, device: forward(  # type: ignore[attr-defined]
-        shards, source, compute=compute, tokens=tokens, gates=gates, device=device
-    )
-    monkeypatch.setitem(sys.modules, "tpshard.numerics.forward", module)
-    return calls
-
-
-def ran(verdict: str = "passed", **more: Any) -> LevelVerdict:
-    error = 1e-15 if verdict == "passed" else 0.5
-    status = "pass" if verdict == "passed" else "fail"
-    measure = Measure("model.norm", "model", "sum", None, error, None, error, 1e-10, status)
-    findings = [] if verdict == "passed" else [Finding("forward", "", "model.norm", "model.norm is off by 0.5")]
-    return LevelVerdict("forward", verdict, "zero-pad", [measure], findings, 1.0, **more)
 
 
 # -- levels ------------------------------------------------------------------------------------------
@@ -88,6 +57,39 @@ def test_by_default_bytes_and_plan_as_far_as_the_call_allows(shards: Path, llama
 @pytest.mark.parametrize("level", ["bytes", "forward", "runtime", "standard", "full"])
 def test_levels_that_compare_need_the_source(shards: Path, level: str) -> None:
     refused(2, "verify", shards, "--level", level, says=("--against SRC",))
+
+
+@pytest.mark.parametrize("levels", [["structure"], ["plan"], ["quick"], ["digest"], ["twin"], ["backward"]])
+def test_every_level_holds_the_headers_against_the_source(
+    shards: Path, llama: Path, tmp_path: Path, levels: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Levels that read no weights of the source still see another model, and run no model of it."""
+    monkeypatch.setattr(verification, "_run_level", lambda level, *rest: LevelVerdict(level, "passed"))
+    assert verify(shards, against=llama, levels=levels).passed
+    other = changed_header(llama, tmp_path / "other")
+    report = verify(shards, against=other, levels=levels)
+    assert report.status == 1 and not report.passed
+    assert [finding.tensor for finding in report.findings] == ["model.norm.weight"]
+    assert "F16 [" in report.findings[0].message and report.verdicts[0].verdict == "failed"
+    assert all(v.verdict == "not_run" for v in report.verdicts if v.level in ("twin", "backward"))
+    split(other, tmp_path / "shards", 2)
+    assert verify(shards, against=tmp_path / "shards", levels=["plan"]).status == 1
+    (other / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(DamagedError):
+        verify(shards, against=other, levels=levels)
+
+
+def changed_header(source: Path, out: Path) -> Path:
+    """The same checkpoint with another dtype of as many bits."""
+    shutil.copytree(source, out)
+    path = out / "model.safetensors"
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + length])
+    header["model.norm.weight"]["dtype"] = "F16"
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length :])
+    return out
 
 
 def test_unknown_levels_are_refused(shards: Path) -> None:
@@ -111,6 +113,10 @@ def test_a_wrong_structure_runs_nothing_that_reads_weights(shards: Path, llama: 
         "structure": "failed", "digest": "not_run", "bytes": "not_run", "plan": "passed", "forward": "not_run",
     }  # fmt: skip
     assert report.status == 1 and not report.passed and report.levels == ["structure", "plan"]
+    assert [text for text in report.warnings if "not run" in text] == [
+        "not run because the structure is wrong: digest, bytes, forward"
+    ]
+    assert render(report).startswith(f"verify {shards}: FAILED (structure)\n  4 ranks, 4 files\n")
 
 
 def test_digests_that_were_not_taken_are_no_pass_where_they_were_asked_for(llama: Path, tmp_path: Path) -> None:
@@ -192,6 +198,15 @@ def test_exit_statuses(
     assert values["schema"] == "tpshard.verify/1" and values["command"][:2] == ["tpshard", "verify"]
     if status == 1:
         assert values["findings"]
+    words = {
+        "passed": "passed (structure, plan, forward)",
+        "failed": "FAILED (forward)",
+        "unsupported": "UNSUPPORTED (forward)",
+        "source_nan": "SOURCE HOLDS NaN (forward)",
+        "not_run": "NOT RUN (forward)",
+    }
+    lines = tpshard("verify", shards, "--against", llama, "--level", "forward", "--level", "plan").out.splitlines()
+    assert lines[0] == f"verify {shards}: {words[verdict]}" and lines[1] == "  4 ranks, 4 files"
 
 
 def test_missing_torch_is_unsupported_and_says_how_to_install(
@@ -205,6 +220,29 @@ def test_missing_torch_is_unsupported_and_says_how_to_install(
     assert done.status == 3 and "tpshard[verify]" in done.out
     refused(3, "split", llama, shards.parent / "new", "--tp", 2, "--verify", "forward", says=("tpshard[verify]",))
     assert not (shards.parent / "new").exists()
+
+
+def test_a_package_whose_import_fails_is_unsupported(shards: Path, llama: Path, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise OSError('libtorch_cpu.so: cannot open shared object file')\n")
+    where = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    words = ("-m", "tpshard", "verify", str(shards), "--against", str(llama), "--level", "forward")
+    outside = {**ELSEWHERE, "env": environment(PYTHONPATH=where)}
+    done = subprocess.run([sys.executable, *words], **outside, capture_output=True)
+    assert done.returncode == 3, done.stderr
+    assert "importing it fails (OSError: libtorch_cpu.so" in done.stdout and "Traceback" not in done.stderr
+    assert "UNSUPPORTED (forward)" in done.stdout
+
+
+def test_a_level_that_cannot_be_loaded_is_unsupported(
+    shards: Path, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(name: str) -> Any:
+        raise ImportError("cannot import name 'x'")
+
+    forward_gives(monkeypatch, ran())
+    monkeypatch.setattr(verification.importlib, "import_module", broken)
+    report = verify(shards, against=llama, levels=["forward"])
+    assert report.status == 3 and "cannot import name 'x'" in report.verdicts[1].notes[0]
 
 
 def test_forward_needs_the_checkpoint_not_shards(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,9 +293,28 @@ def test_levels_and_gates_come_from_the_file_unless_given(shards: Path, tmp_path
     refused(2, "verify", shards, "--gates", tmp_path / "t.toml", says=("verify.level",))
 
 
-def test_a_baseline_fails_on_drift(
+def test_a_tpshard_toml_in_the_working_directory_is_read(
     shards: Path, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    usual = json.loads(ok("verify", shards, "--json").out)["levels"]
+    (tmp_path / "tpshard.toml").write_text("[verify]\nlevels = ['plan']\n")
+    done = ok("verify", shards, "--json")
+    assert json.loads(done.out)["levels"] == ["structure", "plan"] and "./tpshard.toml" in done.err
+    done = ok("verify", shards, "--no-gates", "--json")
+    assert json.loads(done.out)["levels"] == usual and done.err == ""
+    (tmp_path / "t.toml").write_text("[verify]\nlevels = ['structure']\n")
+    done = ok("verify", shards, "--gates", "t.toml", "--json")
+    assert json.loads(done.out)["levels"] == ["structure"] and done.err == ""
+    refused(2, "verify", shards, "--gates", "t.toml", "--no-gates", says=("--no-gates",))
+    (tmp_path / "tpshard.toml").write_text("[verify]\nlevel = 3\n")
+    refused(2, "verify", shards, says=("tpshard.toml", "verify.level"))
+    refused(2, "split", llama, tmp_path / "new", "--tp", 2, "--verify", "plan", says=("verify.level",))
+    ok("split", llama, tmp_path / "new", "--tp", 2, "--verify", "plan", "--no-gates")
+    ok("split", llama, tmp_path / "bare", "--tp", 2)
+
+
+def test_a_baseline_fails_on_drift(shards: Path, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forward = ("verify", shards, "--against", llama, "--level", "forward")
     forward_gives(monkeypatch, ran())
     ok(*forward, "--write-baseline", tmp_path / "b.json")
@@ -268,84 +325,3 @@ def test_a_baseline_fails_on_drift(
     done = tpshard(*forward, "--baseline", tmp_path / "b.json", "--write-baseline", tmp_path / "new.json")
     assert done.status == 1 and "drifted" in done.out and not (tmp_path / "new.json").exists()
     refused(2, *forward, "--baseline", tmp_path / "none.json", says=("--write-baseline",))
-
-
-# -- split --verify ----------------------------------------------------------------------------------
-
-
-def test_a_split_that_passes_is_published_with_its_card(llama: Path, tmp_path: Path) -> None:
-    command = ("split", llama, tmp_path / "out", "--tp", 3, "--verify", "quick", "--verify", "bytes", "--json")
-    values = json.loads(ok(*command).out)
-    assert values["schema"] == "tpshard.split/1" and values["verification"]["levels"] == ["structure", "bytes", "plan"]
-    card = json.loads((tmp_path / "out" / CARD).read_text())
-    assert card["passed"] and card["command"][:2] == ["tpshard", "split"]
-    assert "partial" not in json.dumps(values)
-    ok("verify", tmp_path / "out", "--against", llama)
-    ok("split", llama, tmp_path / "bare", "--tp", 2, "--verify", "quick", "--no-card")
-    assert not (tmp_path / "bare" / CARD).exists()
-
-
-def test_a_split_that_fails_is_not_published(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    forward_gives(monkeypatch, ran("failed"))
-    monkeypatch.setattr(numerics, "require", dict)
-    command = ("split", llama, tmp_path / "out", "--tp", 2, "--verify", "forward")
-    done = tpshard(*command)
-    assert done.status == 1 and "model.norm is off by 0.5" in done.out and "nothing was published" in done.err
-    assert sorted(path.name for path in tmp_path.iterdir()) == []
-    done = tpshard(*command, "--keep-failed", "--json")
-    assert done.status == 1 and json.loads(done.out)["schema"] == "tpshard.verify/1"
-    assert [path.name for path in tmp_path.iterdir()] == ["out.tpshard-failed"]
-    assert not [path.name for path in (tmp_path / "out.tpshard-failed").iterdir() if "partial" in path.name]
-    ok("verify", tmp_path / "out.tpshard-failed")
-    refused(5, *command, "--keep-failed", says=("out.tpshard-failed", "in the way"))
-    ok("split", llama, tmp_path / "out", "--tp", 3)
-    before = tree(tmp_path / "out")
-    assert tpshard(*command, "--overwrite").status == 1
-    assert tree(tmp_path / "out") == before
-
-
-def test_a_dry_run_verifies_nothing_and_says_so(llama: Path, tmp_path: Path) -> None:
-    refused(2, "split", llama, tmp_path / "out", "--tp", 2, "--verify", "quick", "--dry-run", says=("--dry-run",))
-
-
-def test_the_error_carries_the_report() -> None:
-    report = Verification("verify", "out", None, 2, status=3)
-    assert NotProvenError("no", report).exit_status == 3 and NotProvenError("no", report).report is report
-
-
-# -- examples/ci -------------------------------------------------------------------------------------
-
-
-def commands_of(text: str) -> list[list[str]]:
-    """The tpshard commands of a shell script, as words without redirections and variables' braces."""
-    found = []
-    for line in text.replace("\\\n", " ").splitlines():
-        line = re.sub(r"\$\{\w+:\+(.*?)\}(?=\s|$)", r"\1", line.strip()).replace('"', "")
-        if line.startswith("tpshard "):
-            found.append(shlex.split(line)[1:])
-    return found
-
-
-def test_the_workflow_is_yaml_and_its_commands_parse() -> None:
-    yaml = pytest.importorskip("yaml", reason="needs PyYAML to read the workflow")
-    workflow = yaml.safe_load((ROOT / "examples/ci/github-gpu.yml").read_text())
-    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
-    words = [command for step in steps for command in commands_of(step.get("run", ""))]
-    assert [command[0] for command in words] == ["plan", "split", "verify"]
-    for command in words:
-        given = [word.replace("$TP", "4").replace("$DEVICE", "cuda") for word in command]
-        sub = cli.commands[given[0]]
-        with click.Context(cli, info_name="tpshard") as above:
-            sub.make_context(given[0], given[1:], parent=above)
-    verifying = next(command for command in words if command[0] == "verify")
-    for option in ("--against", "--gates", "--junit", "--html", "--card", "--baseline", "--write-baseline"):
-        assert option in verifying
-    uploads = [step["with"]["path"] for step in steps if "upload-artifact" in step.get("uses", "")]
-    assert any("reports/" in path for path in uploads)
-    assert next(step for step in steps if step.get("with", {}).get("name") == "verification")["if"] == "always()"
-
-
-def test_the_example_settings_are_read() -> None:
-    settings = read_settings(ROOT / "examples/ci/tpshard.toml")
-    assert settings.levels == ("structure", "digest", "bytes", "plan", "forward") and settings.min_coverage == 1.0
-    assert settings.gates.of("fp64", "x") == 1e-10

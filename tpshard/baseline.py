@@ -1,7 +1,8 @@
 """Compares a verification with an earlier one: an error that grew, coverage that shrank, sizes that changed.
 
 A drift is found long before a gate is reached. Errors depend on the processor, the release of torch and
-the dtype, so a baseline is only compared with a run of the same three; of another it is said so.
+the dtype, so errors are only compared with a run of the same three; of another it is said so. Nothing excuses
+another degree, other sizes, or a level that the baseline has and the run lacks.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .errors import DamagedError, StorageError, UsageError
 from .listing import shown
 from .reports import Finding, Verification
 from .strictjson import parse_object
-from .verdicts import FAILED, PASSED, LevelVerdict, Measure
+from .verdicts import FAILED, NOT_RUN, PASSED, LevelVerdict, Measure
 
 SCHEMA = "tpshard.baseline/1"
 GROWTH = 4.0  # an error may grow to four times the stored one ...
@@ -111,6 +112,7 @@ def compare(report: Verification, path: str | os.PathLike[str], baseline: Mappin
     mine, theirs = key_of(report), baseline["key"]
     told: dict[str, Any] = {"file": name, "compared": False, "key": mine, "errors": 0, "drifts": 0}
     report.baseline = told
+    drifts = list(_lacking(report, baseline, name))
     other = [
         f"{part} is {value!r} here and {theirs.get(part)!r:.120} there"
         for part, value in mine.items()
@@ -120,29 +122,46 @@ def compare(report: Verification, path: str | os.PathLike[str], baseline: Mappin
         other.append(f"there are {report.tp_size} ranks here and {baseline.get('tp_size')!r:.20} there")
     if other:
         told["reason"] = "; ".join(other)
-        report.warnings.append(f"not compared with the baseline {name}: {told['reason']}")
-        return
-    told["compared"] = True
-    drifts: list[Finding] = []
-    if report.rank_bytes != baseline["rank_bytes"]:
-        text = f"the ranks' sizes changed from {baseline['rank_bytes']!r:.200} to {report.rank_bytes!r:.200} bytes"
-        drifts.append(Finding("baseline", name, "", text))
-    by_level = {verdict.level: verdict for verdict in report.verdicts}
-    for level, stored in baseline["levels"].items():
-        verdict = by_level.get(level)
-        if verdict is None:
-            report.warnings.append(f"the baseline {name} also holds the level {level}, which was not run")
-            continue
-        found = list(_drifts(verdict, stored, name))
-        told["errors"] += len(stored["errors"])
-        if found:
-            verdict.findings += found
-            verdict.verdict = FAILED if verdict.verdict == PASSED else verdict.verdict
-        drifts += found
+        report.warnings.append(f"errors are not compared with the baseline {name}: {told['reason']}")
+    else:
+        told["compared"] = True
+        drifts += _grown(report, baseline, name)
     told["drifts"] = len(drifts)
     report.findings += drifts
     if drifts:
         report.passed, report.status = False, 1
+
+
+def _lacking(report: Verification, baseline: Mapping[str, Any], name: str) -> Iterator[Finding]:
+    """What no other machine, torch or dtype excuses: another degree, other sizes, a level that was not run."""
+    if baseline.get("tp_size") != report.tp_size:
+        text = f"there are {report.tp_size} ranks, and {baseline.get('tp_size')!r:.20} in the baseline {name}"
+        yield Finding("baseline", name, "", f"{text}; keep a baseline for each degree")
+    elif report.rank_bytes != baseline["rank_bytes"]:
+        text = f"the ranks' sizes changed from {baseline['rank_bytes']!r:.200} to {report.rank_bytes!r:.200} bytes"
+        yield Finding("baseline", name, "", text)
+    ran = {verdict.level for verdict in report.verdicts if verdict.verdict != NOT_RUN}
+    for level in baseline["levels"]:
+        if level not in ran:
+            text = f"the baseline {name} holds the level {level!r:.40}, which was not run; ask for it with --level"
+            yield Finding("baseline", name, "", text)
+
+
+def _grown(report: Verification, baseline: Mapping[str, Any], name: str) -> list[Finding]:
+    """Drifts of the levels that both ran; each fails its level."""
+    drifts: list[Finding] = []
+    by_level = {verdict.level: verdict for verdict in report.verdicts}
+    for level, stored in baseline["levels"].items():
+        verdict = by_level.get(level)
+        if verdict is None or verdict.verdict == NOT_RUN:
+            continue
+        found = list(_drifts(verdict, stored, name))
+        report.baseline["errors"] += len(stored["errors"])
+        if found:
+            verdict.findings += found
+            verdict.verdict = FAILED if verdict.verdict == PASSED else verdict.verdict
+        drifts += found
+    return drifts
 
 
 def _drifts(verdict: LevelVerdict, stored: Mapping[str, Any], name: str) -> Iterator[Finding]:

@@ -21,7 +21,9 @@ from .checkpoint import place_source
 from .errors import UsageError
 from .execute import execute, hash_extents
 from .findings import Difference
+from .layout import Layout
 from .listing import shown
+from .manifest import Manifest
 from .options import DEFAULTS, Options, move_settings
 from .planning import Placed, build_plan
 from .reports import Finding, Verification
@@ -31,6 +33,7 @@ from .source import open_source
 from .verdicts import FAILED, NOT_RUN, PASSED, LevelVerdict
 
 LEVELS = ("structure", "digest", "bytes")
+BROKEN = "not run because the structure is wrong"
 
 
 def verify(
@@ -85,7 +88,7 @@ def verify(
         whole.check_unchanged()
     missing = [level for level in wanted if level not in report.levels]
     if missing and broken:
-        report.warnings.append(f"not run because the structure is wrong: {', '.join(missing)}")
+        report.warnings.append(f"{BROKEN}: {', '.join(missing)}")
     report.passed = not report.findings and not any(level in asked for level in missing)
     report.status = 0 if report.passed else 1
     return report
@@ -144,16 +147,9 @@ def _digest(shards: Shards, report: Verification, options: Options) -> None:
 def _bytes(shards: Shards, against: str | os.PathLike[str], report: Verification, options: Options) -> None:
     other = _other(against)
     report.findings += compare_sides(shards.root, shards.manifest, other.root, other.sides, against)
-    mine, theirs = shards.placed.layout.tensors, other.placed.layout.tensors
-    for name in [*mine, *(name for name in theirs if name not in mine)]:
-        if mine.get(name) != theirs.get(name):
-            here, there = (
-                f"{t.dtype} {list(t.shape)}" if t is not None else "absent" for t in (mine.get(name), theirs.get(name))
-            )
-            report.findings.append(
-                Finding("bytes", str(against), name, f"{name} is {here} in the shards and {there} in {against}")
-            )
-    if mine != theirs:
+    differing = _differing("bytes", shards.placed.layout, other.placed.layout, against)
+    if differing:
+        report.findings += differing
         return
     # The shards are the target: so every rank's copy is compared, and a difference names the file that is checked.
     plan = build_plan(other.placed, shards.placed)
@@ -176,6 +172,27 @@ def _bytes(shards: Shards, against: str | os.PathLike[str], report: Verification
     report.tensors_checked += len(plan.writes)
     report.bytes_checked += outcome.bytes_read + outcome.bytes_written
     report.findings += [_finding(difference) for difference in outcome.differences]
+
+
+def compare_headers(manifest: Manifest, against: str | os.PathLike[str]) -> list[Finding]:
+    """Tensors whose name, dtype or shape is another in the source (or other shards); no weights are read.
+
+    Raises:
+        UsageError, UnsupportedError, DamagedError, StorageError: ``against`` cannot be read for what it is.
+    """
+    return _differing("structure", manifest.layout, _other(against).placed.layout, against)
+
+
+def _differing(level: str, here: Layout, there: Layout, against: str | os.PathLike[str]) -> list[Finding]:
+    mine, theirs, name_of = here.tensors, there.tensors, str(against)
+    found = []
+    for name in [*mine, *(name for name in theirs if name not in mine)]:
+        if mine.get(name) != theirs.get(name):
+            held, other = (
+                f"{t.dtype} {list(t.shape)}" if t is not None else "absent" for t in (mine.get(name), theirs.get(name))
+            )
+            found.append(Finding(level, name_of, name, f"{name} is {held} in the shards and {other} in {name_of}"))
+    return found
 
 
 def _finding(difference: Difference) -> Finding:

@@ -33,6 +33,7 @@ from .listing import GONE, current_directory_is_gone
 from .signals import Ended, end_at_once, raise_in_main_thread
 
 _MOST_DEGREES = 4096
+_WRITING = ("split", "reshard", "merge")
 _ARROW = re.compile(r"(\d{1,18})\s*(?:->|→)\s*(\d{1,18})", re.ASCII)
 _HALF_ARROW = re.compile(r"\d{1,18}-", re.ASCII)
 
@@ -291,8 +292,8 @@ def main(args: list[str] | None = None) -> None:
 
 def run(args: list[str] | None = None) -> int:
     """Run the command line and return the exit status; nothing escapes but a bug under TPSHARD_TRACEBACK."""
+    words = sys.argv[1:] if args is None else args
     try:
-        words = sys.argv[1:] if args is None else args
         status = cli.main(words, prog_name="tpshard", standalone_mode=False, obj=tuple(words))
         return status if isinstance(status, int) else 0  # click catches its own exits, and returns their status
     except SystemExit as exit_:
@@ -302,7 +303,8 @@ def run(args: list[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort) as error:
         ended = error if isinstance(error, Ended) else error.__cause__
         cause, status = (ended.cause, ended.exit_status) if isinstance(ended, Ended) else ("interrupted", 130)
-        return _say(f"{cause}; nothing was left at the output", status)
+        writes = any(word in _WRITING for word in words[:1])
+        return _say(f"{cause}; nothing was left at the output" if writes else cause, status)
     except click.ClickException as error:
         return _say(_usage(error), 2)
     except TpshardError as error:

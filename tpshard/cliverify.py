@@ -24,6 +24,14 @@ LEVELS_HELP = (
 )
 
 
+GATES = "tpshard.toml"
+_NO_GATES = "tpshard.no_gates"
+
+
+def _without_gates(context: click.Context, option: click.Parameter, given: bool) -> None:
+    context.meta[_NO_GATES] = given
+
+
 def judging(function: F) -> F:
     """Options of how the ranks are run and judged."""
     for option in reversed(
@@ -43,7 +51,14 @@ def judging(function: F) -> F:
             ),
             click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True),
             click.option("--trust-remote-code", is_flag=True, help="Run model code that lies in the checkpoint."),
-            click.option("--gates", "gates_file", metavar="FILE", help="A tpshard.toml: levels, gates, and the above."),
+            click.option(
+                "--gates", "gates_file", metavar="FILE",
+                help="A file of levels, gates, and the above. [default: ./tpshard.toml, where there is one]",
+            ),
+            click.option(
+                "--no-gates", is_flag=True, expose_value=False, callback=_without_gates,
+                help="Leave ./tpshard.toml unread.",
+            ),
         )
     ):  # fmt: skip
         function = option(function)
@@ -55,11 +70,20 @@ def settings_of(
 ) -> Settings:
     """The settings of a ``tpshard.toml``, where there is one, under those of the command line.
 
+    Without a name it is that of the working directory, of which it is said that it is read.
+
     Raises:
-        UsageError: the file is not one, or has a key that nothing reads.
+        UsageError: the file is not one, or has a key that nothing reads; it is both named and refused.
     """
     from .gates import Settings, read_settings
 
+    refused = click.get_current_context().meta.get(_NO_GATES, False)
+    if refused and gates_file is not None:
+        raise UsageError(f"--gates {gates_file} and --no-gates contradict each other: leave one of them away")
+    if not refused and gates_file is None and os.path.isfile(GATES):
+        gates_file = GATES
+        if reports():
+            say(f"note: levels and gates are those of ./{GATES} (--gates FILE names another, --no-gates none)")
     settings = read_settings(gates_file) if gates_file is not None else Settings()
     part = None if min_coverage is None else min_coverage / 100
     given = {"compute": compute, "mode": mode, "tokens": tokens, "min_coverage": part}
@@ -92,7 +116,11 @@ def run_of(device: str, trust_remote_code: bool, text: str | None = None) -> Run
 @click.option("--html", metavar="FILE", help="Write it as one self-contained HTML page.")
 @click.option("--card/--no-card", default=False, help="Write tpshard-verification.json into SHARDS.")
 @click.option("--threads", type=int, metavar="N", help="Threads that read bytes [default: 2 to 4].")
-@click.option("--max-memory", type=size, help="Bound for buffers, and for the weights held at a time.")
+@click.option(
+    "--max-memory", type=size,
+    help="Bound for buffers, and for the weights held at a time; Python's own and the imports, about 280 MB where "
+    "ranks are run, are outside.",
+)
 @json_option
 def verify(
     words: tuple[str, ...], against: str | None, levels: tuple[str, ...], compute: str | None, mode: str | None,

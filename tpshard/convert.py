@@ -17,7 +17,6 @@ from . import manifest as manifests
 from .accounting import conversion_report, logical_bytes
 from .beside import CONFIG, strangers
 from .checkpoint import open_checkpoint, source_files
-from .commit import check_separate
 from .degrees import axes_of, check_degree, equal_degrees, listed
 from .digest import Digests
 from .errors import DamagedError, UsageError
@@ -27,6 +26,7 @@ from .listing import shown
 from .manifest import Manifest, Origin, RankFile, SideFile
 from .options import DEFAULTS, Options
 from .output import Ending, Job, make
+from .outputplace import check_separate
 from .partition import Axis
 from .place import Headed, place_native, place_opened, place_repacked, sealed
 from .planning import Plan, build_plan

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .commit import Staging, check_output
+from .commit import Staging
 from .errors import UsageError
 from .execute import Outcome, execute
 from .header import Frame
 from .listing import storage_error
 from .manifest import SideFile
 from .options import Options, move_settings
+from .outputplace import check_output
 from .planning import Plan
 from .reports import Conversion
 from .sidefiles import copy_sides

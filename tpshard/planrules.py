@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 from .manifest import NAME, Manifest
 from .plancuts import CutDim, Planned, held_twice, hole, planned, read_dim
-from .planning import stored_bytes
 from .planparts import Member, Part, judge_part, judge_vocabulary
 from .reports import Finding
 from .table import ADDED_ONCE, NEEDS_SUM
+from .traffic import NORM_ELEMENTS, traffic_dtype
 from .verdicts import FAILED, NOT_RUN, PASSED, LevelVerdict
 
 LEVEL = "plan"
@@ -58,7 +58,7 @@ def plan_verdict(manifest: Manifest) -> LevelVerdict:
 
     Collectives in the verdict are by theory: one all-reduce after attention (or state space) and one
     after the feed-forward of every layer, one for the embedding, one gather for the head, one small
-    sum for every norm along something cut.
+    sum for every norm along something cut; shared experts are summed by themselves.
     """
     began = time.perf_counter()
     judged = judge(planned(manifest), manifest.tp_size, manifest.aliases)
@@ -74,20 +74,29 @@ def plan_verdict(manifest: Manifest) -> LevelVerdict:
     if manifest.tp_size > 1:
         verdict.collectives = {kind: number for kind, number in judged.layers.items() if number}
         verdict.collective_bytes_per_token = _payload(manifest, judged.layers)
+        verdict.collective_dtype = traffic_dtype(manifest.tensors)[0]
     verdict.seconds = time.perf_counter() - began
     return verdict
 
 
 def _payload(manifest: Manifest, layers: Mapping[str, int]) -> float | None:
-    """Bytes of one token that the collectives hold, in the embedding's dtype (norms: one float32 each)."""
-    for tensor in manifest.tensors:
-        if manifest.notes[tensor.name].role == "embed" and len(tensor.shape) == 2:
-            vocab, hidden = tensor.shape
-            size = stored_bytes((1,), tensor.dtype)
-            return float(
-                (layers["all_reduce"] * hidden + layers["all_gather"] * vocab) * size + layers["norm_all_reduce"] * 4
-            )
-    return None
+    """Bytes of one token in the collectives of a forward pass, as :mod:`.traffic` counts them."""
+    tables = [t for t in manifest.tensors if manifest.notes[t.name].role == "embed" and len(t.shape) == 2]
+    if not tables:
+        return None
+    vocabulary, width = tables[0].shape
+    hidden = next((w for t in manifest.tensors if (w := _summed_width(manifest, t.name, t.shape))), width)
+    elements = (layers["all_reduce"] - 1) * hidden + width  # the table's own width may be another (OPT-350M)
+    elements += layers["all_gather"] * vocabulary + layers["norm_all_reduce"] * NORM_ELEMENTS
+    return elements * traffic_dtype(manifest.tensors)[1]
+
+
+def _summed_width(manifest: Manifest, name: str, shape: tuple[int, ...]) -> int:
+    """How many outputs a row-parallel matrix has; 0 for all else."""
+    if manifest.notes[name].role not in _ROW or len(shape) != 2:
+        return 0
+    whole = [length for length, dim in zip(shape, manifest.dims[name], strict=True) if not dim.axes]
+    return whole[0] if len(whole) == 1 else 0
 
 
 def judge(tensors: Mapping[str, Planned], tp_size: int, aliases: Mapping[str, str]) -> Judged:
@@ -212,7 +221,7 @@ def _judge_parts(book: _Book, part: Part, members: Sequence[Member]) -> None:
             ]
         for rest, message in known[key]:
             book.say(scope + rest, message.replace(_HERE, scope))
-    if part.name in ("attention", "state space", "feed-forward", "experts"):
+    if part.name in ("attention", "state space", "feed-forward", "experts", "shared experts"):
         book.layers["all_reduce"] += len(layers - extra)  # layers for prediction are not run when a model serves
     book.layers["norm_all_reduce"] += sum(
         m.role == "norm" and any(cut.axes and cut.axes[0] in _axes(scopes.get(scope, ())) for _, cut in m.cuts)

@@ -83,11 +83,10 @@ def _conversion(report: Conversion) -> list[str]:
 
 
 def _verification(report: Verification) -> list[str]:
-    lines = [f"verify {report.shards}: {'passed' if report.passed else 'FAILED'} ({', '.join(report.levels)})"]
-    lines.append(
-        f"  {counted(report.tp_size, 'rank')}, {counted(report.files_checked, 'file')}, "
-        f"{counted(report.tensors_checked, 'tensor')}, {size(report.bytes_checked)} checked"
-    )
+    from .outputs.headline import counts_of, verdict_of
+
+    lines = [f"verify {report.shards}: {verdict_of(report)}"]
+    lines.append(f"  {', '.join([counted(report.tp_size, 'rank'), *counts_of(report)])}")
     if report.verdicts:
         from .outputs.lines import lines as of_level
 

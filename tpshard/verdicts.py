@@ -57,7 +57,10 @@ class LevelVerdict:
         mode: how a rank was run, ``zero-pad`` or ``local``; "" where none was.
         coverage: the part of the parameters that was exercised, 0 to 1; None where it was not measured.
         unreached: tensors that were not exercised, and so compared by bytes only.
-        collectives: how many collectives of each kind one forward pass took.
+        collectives: how many collectives of each kind one forward pass took (*backward*: of both ways).
+        collective_bytes_per_token: what a forward pass exchanges; see :mod:`tpshard.traffic`.
+        collective_dtype: the dtype in which those bytes are counted, by its safetensors name.
+        ran_on: what the level ran on where that is not always the model (``its first 2 layers``).
         logits: figures for people: ``max_abs``, ``rel_l2``, ``kl``, ``top1``, ``top5``, ``perplexity``.
         seconds: wall time; ``peak_memory`` in bytes, 0 where it was not measured.
     """
@@ -71,10 +74,12 @@ class LevelVerdict:
     unreached: list[str] = field(default_factory=list)
     collectives: dict[str, int] = field(default_factory=dict)
     collective_bytes_per_token: float | None = None
+    collective_dtype: str = ""
     logits: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     peak_memory: int = 0
     notes: list[str] = field(default_factory=list)
+    ran_on: str = ""
 
 
 def within(error: float, gate: float) -> bool:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .accounting import bytes_by_rank
+from .check import BROKEN, compare_headers
 from .check import LEVELS as BYTE_LEVELS
 from .check import verify as check
 from .errors import TpshardError, UnsupportedError, UsageError
@@ -66,10 +67,11 @@ def verify(
 ) -> Verification:
     """Check a directory of shards at the given levels; by default by bytes and by plan, as far as the call allows.
 
-    ``against`` is the source checkpoint (a directory or hub id); for the level *bytes* alone also other
-    shards of the same model. ``levels`` may name groups (``quick``, ``standard``, ``full``) and counts
-    before ``settings.levels``. Differences are findings of the report, not errors; a level that cannot run
-    has a verdict that says why, and the report's ``status`` is the exit status that is due.
+    ``against`` is the source checkpoint (a directory or hub id); for the levels that run no model also other
+    shards of the same model. Levels that read no weights of it still hold names, dtypes and shapes against it.
+    ``levels`` may name groups (``quick``, ``standard``, ``full``) and counts before ``settings.levels``.
+    Differences are findings of the report, not errors; a level that cannot run has a verdict that says why,
+    and the report's ``status`` is the exit status that is due.
 
     Raises:
         UsageError: an unknown level, one that needs ``against``; ``shards`` is no finished split.
@@ -95,10 +97,17 @@ def verify(
         _add(report, plan_verdict(manifest))
     sound = all(verdict.verdict == PASSED for verdict in report.verdicts if verdict.level == "structure")
     opened = open_shards(root) if sound else None
+    other = (
+        against is not None
+        and not any(level in NEED_SOURCE for level in wanted)
+        and _is_another(report, compare_headers(manifest, against))
+    )
     report.rank_bytes = bytes_by_rank(opened.placed) if opened is not None else []
     numeric = [level for level in wanted if level in NUMERIC]
     if numeric:
-        _numeric(report, numeric, opened, against, options, settings, run)
+        why = "the structure is wrong" if opened is None else f"{against} is not the source of these shards"
+        _numeric(report, numeric, None if other else opened, why, against, options, settings, run)
+    _tell_not_run(report, broken=not sound)
     excused = ("digest",) if asked is None and not manifest.algorithm else ()
     _judge(report, [level for level in wanted if level not in excused])
     return report
@@ -113,6 +122,24 @@ def _complete(report: Verification, wanted: Sequence[str]) -> None:
             report.verdicts.append(LevelVerdict(level, NOT_RUN, notes=[text]))
 
 
+def _is_another(report: Verification, found: list[Finding]) -> bool:
+    """Whether tensors differ from the source's by name, dtype or shape; if so the structure fails by that."""
+    if found:
+        verdict = next(verdict for verdict in report.verdicts if verdict.level == "structure")
+        verdict.verdict = FAILED
+        verdict.findings += found
+        report.findings += found
+    return bool(found)
+
+
+def _tell_not_run(report: Verification, *, broken: bool) -> None:
+    """One note for all levels that a wrong structure kept from running, whoever runs them."""
+    if broken:
+        missing = [verdict.level for verdict in report.verdicts if verdict.verdict == NOT_RUN]
+        report.warnings = [text for text in report.warnings if not text.startswith(BROKEN)]
+        report.warnings += [f"{BROKEN}: {', '.join(missing)}"] if missing else []
+
+
 def _add(report: Verification, verdict: LevelVerdict) -> None:
     report.levels.append(verdict.level)
     report.verdicts.append(verdict)
@@ -120,16 +147,17 @@ def _add(report: Verification, verdict: LevelVerdict) -> None:
 
 
 def _numeric(
-    report: Verification, levels: Sequence[str], shards: Shards | None, against: str | os.PathLike[str] | None,
-    options: Options, settings: Settings, run: Run,
+    report: Verification, levels: Sequence[str], shards: Shards | None, why: str,
+    against: str | os.PathLike[str] | None, options: Options, settings: Settings, run: Run,
 ) -> None:  # fmt: skip
+    """Run the levels on ``shards``; where there are none, ``why`` says why not."""
     gates = settings.gates
     report.gates = {
         "compute": settings.compute, "mode": settings.mode, "tokens": settings.tokens,
         "min_coverage": settings.min_coverage, **gates.as_json(settings.compute),
     }  # fmt: skip
     if shards is None:
-        report.verdicts += [LevelVerdict(level, NOT_RUN, notes=["not run: the structure is wrong"]) for level in levels]
+        report.verdicts += [LevelVerdict(level, NOT_RUN, notes=[f"not run: {why}"]) for level in levels]
         return
     source = None
     if against is not None:
@@ -162,15 +190,22 @@ def _numeric(
 
 def _run_level(level: str, shards: Shards, source: Source | None, arguments: dict[str, Any]) -> LevelVerdict:
     """Call ``tpshard.numerics.LEVEL.LEVEL`` with what it takes; what it does not take must not have been asked for."""
+    from .numerics import INSTALL
+
     name = f"{__package__}.numerics.{level}"
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name != name:
             raise UnsupportedError(
-                f"the level '{level}' needs {error.name}, which is not installed: pip install 'tpshard[verify]'"
+                f"the level '{level}' needs {error.name}, which is not installed: {INSTALL}"
             ) from None
         raise UnsupportedError(f"this installation of tpshard has no level '{level}'; install a newer one") from None
+    except (ImportError, OSError, RuntimeError) as error:  # parts of transformers are imported as they are needed
+        raise UnsupportedError(
+            f"the level '{level}' cannot be loaded ({type(error).__name__}: {str(error).strip()[:300]}); "
+            f"install torch and transformers again: {INSTALL}"
+        ) from None
     function: Callable[..., LevelVerdict] = getattr(module, level)
     takes = inspect.signature(function).parameters
     if arguments["text"] is not None and "text" not in takes:

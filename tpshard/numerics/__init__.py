@@ -6,12 +6,13 @@ Only this subpackage imports torch and transformers; everything else of tpshard 
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import re
 
 from tpshard.errors import UnsupportedError
 
-INSTALL = "pip install 'tpshard[verify]'"
+INSTALL = "pip install 'tpshard[verify]' (in a clone of tpshard: pip install '.[verify]')"
 OLDEST = {"torch": (2, 6), "transformers": (5, 0)}
 
 
@@ -19,7 +20,7 @@ def require() -> dict[str, str]:
     """The versions of what the verifier needs.
 
     Raises:
-        UnsupportedError: torch or transformers is missing or older than what is supported.
+        UnsupportedError: torch or transformers is missing, older than what is supported, or cannot be imported.
     """
     found = {}
     for package, oldest in OLDEST.items():
@@ -35,4 +36,12 @@ def require() -> dict[str, str]:
         if numbers < oldest:
             raise UnsupportedError(f"{package} {version} is too old to run the model ({wanted} or newer): {INSTALL}")
         found[package] = version
+    for package, version in found.items():
+        try:
+            importlib.import_module(package)
+        except Exception as error:  # whatever a broken installation raises
+            raise UnsupportedError(
+                f"{package} {version} is installed, but importing it fails "
+                f"({type(error).__name__}: {str(error).strip()[:300]}); install it again: {INSTALL}"
+            ) from None
     return found

@@ -1,67 +1,56 @@
 """Level *backward*: gradients of a loss through the ranks are the slices of the original's gradients.
 
 Ranks are threads that run forward and backward in lockstep with the collectives of a training engine; what
-several ranks hold is summed over them where the engine has to. In fp64: on the twin, and on the model itself
-where memory allows, or on its first layers. The collectives are counted and held against theory.
+several ranks hold is summed over them where the engine has to. In fp64: on the twin, and then on the model
+itself, or on as many of its first layers as fit. The collectives are counted and held against theory.
 """
 
 from __future__ import annotations
 
 import copy
-import json
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tpshard.convert import split
-from tpshard.errors import TpshardError, UnsupportedError
-from tpshard.listing import shown
+from tpshard.errors import TpshardError
 from tpshard.manifest import Manifest
 from tpshard.reports import Finding
-from tpshard.shards import Shards, open_shards
-from tpshard.source import Source, open_source
-from tpshard.strictjson import parse_object
+from tpshard.shards import Shards
+from tpshard.source import Source
+from tpshard.traffic import traffic_dtype
 from tpshard.verdicts import FAILED, PASSED, SOURCE_NAN, UNSUPPORTED, LevelVerdict, Measure, within
 
+from .configs import longest_sequence, require_positions
 from .exchange import Tally, ThreadExchange, resolve
 from .gradients import Gradients
 from .localshapes import localise
 from .lockstep import OutOfStepError, ParticipantError, ThreadGroup
-from .loss import Loss, gradients_of, inputs_for, noise_of
+from .loss import Loss, gradients_of, inputs_for, moved
 from .memory import peak_bytes
+from .original import SEVERAL, reordered
 from .points import added_once, points_of
 from .rankmodel import connect, fetching, materialise
 from .skeleton import Skeleton
+from .stages import USUAL, Stage, model_stage, twin_stage
 from .stores import Part, native_dtype, rank_store, source_store
 from .theory import theoretical
-from .twin import write_twin
-from .twinconfig import first_layers, shrunk
 from .ways import LOCAL, chosen
 
 LEVEL = "backward"
-GATE = 1e-10
-MOST_GATE = 1e-5  # of a model that computes in float32 inside
-MOVED = 2.0**-24  # relative movement of every weight, by which such a model's own noise is measured
+GATE = 1e-10  # at least
+FINE = 1e-12  # in place of it for weights of 32 bits and more, whose last bit is 2**16 times smaller than bfloat16's
+MOST_GATE = 5e-7
+MOST_GATE_CUT = 5e-6  # where ranks share a float32 sum: norms over cut channels; their gradients are such sums
+NOISE = 100.0  # times what re-associated sums move the original's own gradient by
+MOVED = 2.0**-24  # of every weight: turns the roundings of a model that computes in float32 inside
 TOKENS = 12
 SEQUENCES = 2
-BYTES = 8 * 3  # of an element of a parameter: value, gradient, and what autograd keeps for a while
 DTYPE = torch.float64
-
-
-@dataclass
-class _Stage:
-    """Something to run the level on."""
-
-    name: str
-    shards: Shards
-    source: Source
-    root: Path | None = None  # holds another config.json than the source and the shards do
 
 
 def backward(
@@ -76,18 +65,22 @@ def backward(
     progress: Callable[[str], None] | None = None,
     trust_remote_code: bool = False,
 ) -> LevelVerdict:
-    """Run the level, on the twin and then on as much of the model as fits.
+    """Run the level, on the twin and then on as much of the model as fits; the verdict's ``ran_on`` says on what.
 
     Args:
         source: the model itself; with None the level runs on the twin alone.
         max_memory: bytes that the model's parameters and gradients may take, of all ranks and the original
-            together; with None only the twin is run.
-        gates: given a parameter and its default gate, the gate to apply.
+            together; with None half of what is available, and then at most 200 MB of parameters as stored are
+            run, which is a matter of time.
+        gates: given a parameter and its default gate, the gate to apply; what it leaves alone is 100 times the
+            original's own noise, at least 1e-10 (1e-12 for float32 weights) and at most 5e-7 (5e-6 where a
+            norm in float32 spans the ranks).
 
     Raises:
         UsageError, UnsupportedError, DamagedError, StorageError: as the level *forward*.
     """
     started = time.monotonic()
+    require_positions(shards.root if source is None else source.root, shards.manifest, tokens)
     way = chosen(shards, mode, trust_remote_code=trust_remote_code)
     verdict = LevelVerdict(LEVEL, PASSED, way.mode, notes=list(way.notes))
     tell = progress or (lambda what: None)
@@ -95,18 +88,25 @@ def backward(
     with tempfile.TemporaryDirectory(prefix="tpshard-backward-") as directory:
         root = Path(directory)
         tell("twin")
-        twin = _twin(shards, root, trust_remote_code)
-        _Stager(verdict, way.mode, max(2, tokens), seed, gate_of, trust_remote_code).run(twin)
+        stager = _Stager(verdict, way.mode, max(2, tokens), seed, gate_of, trust_remote_code)
+        twin = twin_stage(shards, root, trust_remote_code)
+        verdict.ran_on = twin.told
+        stager.run(twin)
         if verdict.findings:  # the twin says nothing about this checkpoint
             verdict.notes.append(f"the twin fails: {verdict.findings[0].message}")
             verdict.findings, verdict.verdict = [], UNSUPPORTED
-        elif source is not None and max_memory is not None:
-            stage = _fitting(shards, source, way.mode, max_memory, root, verdict.notes)
-            if stage is not None:
-                tell(stage.name)
-                _Stager(verdict, way.mode, max(2, tokens), seed, gate_of, trust_remote_code).run(stage)
+        elif source is None:
+            verdict.ran_on = "the twin: no source was given"
         else:
-            verdict.notes.append("gradients were compared on the twin; give --max-memory to run the model itself")
+            stage = model_stage(shards, source, way.mode, max_memory, root, trust_remote_code)
+            if isinstance(stage, str):
+                verdict.ran_on = f"the twin: {stage}"
+            else:
+                verdict.ran_on = stage.told
+                if stage.name != "model":
+                    verdict.notes.append(_why_part(max_memory))
+                tell(stage.name)
+                stager.run(stage)
     if verdict.findings:
         verdict.verdict = FAILED
     verdict.seconds = time.monotonic() - started
@@ -114,53 +114,13 @@ def backward(
     return verdict
 
 
-def _twin(shards: Shards, root: Path, trust_remote_code: bool) -> _Stage:
-    path = shards.root / "config.json"
-    config = shrunk(parse_object(path.read_bytes(), shown(path), "Split again."), shards.manifest.tp_size)
-    try:
-        write_twin(config, root / "model", trust_remote_code=trust_remote_code)
-        split(root / "model", root / "shards", shards.manifest.tp_size)
-    except TpshardError as error:
-        raise UnsupportedError(f"no twin of this model could be made: {error}") from None
-    return _Stage("twin", open_shards(root / "shards"), open_source(root / "model"))
-
-
-def _fitting(shards: Shards, source: Source, mode: str, max_memory: int, root: Path, notes: list[str]) -> _Stage | None:
-    """The model, or as many of its first layers as fit, or None."""
-    path = source.root / "config.json"
-    config = parse_object(path.read_bytes(), shown(path), "Restore it.")
-    layers = next(
-        (config[k] for k in ("num_hidden_layers", "n_layer", "num_layers") if isinstance(config.get(k), int)), 0
+def _why_part(max_memory: int | None) -> str:
+    if max_memory is not None:
+        return f"more layers do not fit into the {max_memory:,} bytes of --max-memory"
+    return (
+        f"by default at most {USUAL // 10**6} MB of parameters and half of the available memory are taken; "
+        "--max-memory runs more layers"
     )
-    manifest = shards.manifest
-    for count in (*range(layers, 0, -1), 0) if layers else (0,):
-        needed = _bytes_needed(manifest, mode, None if count in (0, layers) else count)
-        if count and needed <= max_memory:
-            if count == layers:
-                return _Stage("model", shards, source)
-            notes.append(f"gradients of the model itself were compared on its first {count} of {layers} layers")
-            folder = root / "first"
-            folder.mkdir()
-            (folder / "config.json").write_text(json.dumps(first_layers(config, count)), encoding="utf-8")
-            return _Stage(f"first {count} layers", shards, source, folder)
-    notes.append(
-        f"gradients were compared on the twin alone: one layer of the model would take {needed:,} bytes, "
-        f"more than the {max_memory:,} that are allowed"
-    )
-    return None
-
-
-def _bytes_needed(manifest: Manifest, mode: str, layers: int | None) -> int:
-    elements = 0
-    for stored in manifest.layout.stored:
-        numbers = [int(part) for part in stored.name.split(".") if part.isdigit()]
-        if layers is not None and numbers and numbers[0] >= layers:
-            continue
-        whole = prod(manifest.layout.tensors[stored.name].shape)
-        elements += whole
-        for shape in stored.shapes:
-            elements += whole if mode != LOCAL else prod(shape or (0,))
-    return elements * BYTES
 
 
 class _Rank:
@@ -185,14 +145,17 @@ class _Stager:
     ) -> None:  # fmt: skip
         self.verdict, self.mode, self.tokens, self.seed = verdict, mode, tokens, seed
         self.gate_of, self.trust = gate_of, trust_remote_code
+        self._most = MOST_GATE
 
-    def run(self, stage: _Stage) -> None:
+    def run(self, stage: Stage) -> None:
         manifest = stage.shards.manifest
         shapes: dict[str, tuple[int, ...]] = {tensor.name: tensor.shape for tensor in manifest.tensors}
-        reference = Skeleton(stage.root or stage.source.root, shapes, DTYPE, trust_remote_code=self.trust)
-        ranked = Skeleton(stage.root or stage.shards.root, shapes, DTYPE, trust_remote_code=self.trust)
+        reference = Skeleton(stage.roots[0], shapes, DTYPE, trust_remote_code=self.trust)
+        ranked = Skeleton(stage.roots[1], shapes, DTYPE, trust_remote_code=self.trust)
         skeletons = [*(copy.deepcopy(ranked) for _ in range(manifest.tp_size - 1)), ranked]
-        inputs = inputs_for(reference, SEQUENCES, self.tokens, self.seed)
+        longest = longest_sequence(stage.source.root, manifest) or self.tokens  # a twin's table is short
+        tokens = min(self.tokens, longest)
+        inputs = inputs_for(reference, SEQUENCES, tokens, self.seed)
         loss_of = Loss(inputs["input_ids"], self.seed)
         store = source_store(stage.source)
         try:
@@ -211,20 +174,62 @@ class _Stager:
         finally:
             store.close()
         loss, gradients, narrowed = gradients_of(reference, inputs, loss_of)
-        noise = noise_of(reference, inputs, loss_of, gradients, self.seed, MOVED) if narrowed else {}
+        held = Gradients(reference, shapes, gradients)
+        noise = self._noise(manifest, reference, inputs, loss_of, held, (loss, narrowed))
         ranks = self._ranks(stage, skeletons, shapes)
         losses, tally = self._lockstep(manifest, ranks, inputs, loss_of)
         if losses is None:
             return
-        self._measure(stage, reference, shapes, gradients, ranks, noise)
-        gate = self.gate_of("loss", max(GATE, min(MOST_GATE, max(noise.values(), default=0.0))))
+        self._measure(stage, reference, held, ranks, noise)
+        gate = self._gate(stage, "loss", noise)
         for rank, found in enumerate(losses):
             self._add(
                 stage, "loss", rank, abs(found - loss) / max(abs(loss), 1e-30), abs(found - loss), gate, "the loss"
             )
-        self._count(stage, reference, manifest, tally)
+        self._count(stage, reference, manifest, tally, SEQUENCES * tokens)
 
-    def _ranks(self, stage: _Stage, skeletons: list[Skeleton], shapes: Mapping[str, Any]) -> list[_Rank]:
+    def _noise(
+        self, manifest: Manifest, reference: Skeleton, inputs: Mapping[str, Any], loss_of: Loss, held: Gradients,
+        found: tuple[float, bool],
+    ) -> dict[str, float]:  # fmt: skip
+        """What moves each gradient of the original, and its loss, without a rank: the gates' measure.
+
+        Its sums in another order, 100 times. Where it goes through float32 a rounding there may turn, of which a
+        run shows none or a few: one moves no gradient by more than all of them together. Small parameters show
+        theirs by chance, so none counts for less than the median.
+        """
+        loss, narrowed = found
+        self._most = MOST_GATE
+        points = points_of(reference, manifest)
+        undo = reordered(reference, points, manifest.tp_size)
+        try:
+            again, gradients, _ = gradients_of(reference, inputs, loss_of)
+        finally:
+            for one in undo:
+                one()
+        size = max(abs(loss), 1e-30)
+        noise = {name: NOISE * value for name, value in held.noise(gradients).items()}
+        noise["loss"] = NOISE * abs(again - loss) / size
+        del gradients
+        if narrowed:
+            moved(reference, self.seed, MOVED)
+            again, gradients, _ = gradients_of(reference, inputs, loss_of)
+            turned = {**held.noise(gradients), "loss": abs(again - loss) / size}
+            usual = statistics.median(turned.values())
+            cut = any(point.kind == "needs_sum" for point in points.values())
+            several = SEVERAL if cut else 1.0
+            noise = {name: max(value, several * max(turned.get(name, 0.0), usual)) for name, value in noise.items()}
+            self._most = MOST_GATE_CUT if cut else MOST_GATE
+        return noise
+
+    def _gate(self, stage: Stage, name: str, noise: Mapping[str, float]) -> float:
+        gate = self.gate_of(name, GATE)
+        if gate != GATE:
+            return gate
+        least = FINE if native_dtype(stage.source)[1] >= 4 else GATE
+        return max(least, min(self._most, noise.get(name, 0.0)))
+
+    def _ranks(self, stage: Stage, skeletons: list[Skeleton], shapes: Mapping[str, Any]) -> list[_Rank]:
         manifest = stage.shards.manifest
         once = added_once(manifest)
         out = []
@@ -273,10 +278,8 @@ class _Stager:
         return losses, exchanges[0].tally
 
     def _measure(
-        self, stage: _Stage, reference: Skeleton, shapes: Mapping[str, Any],
-        gradients: Mapping[str, torch.Tensor | None], ranks: list[_Rank], noise: Mapping[str, float],
-    ) -> None:  # fmt: skip
-        held = Gradients(reference, shapes, gradients)
+        self, stage: Stage, reference: Skeleton, held: Gradients, ranks: list[_Rank], noise: Mapping[str, float]
+    ) -> None:
         kinds: dict[str, list[str]] = {}
         alone = 0.0
         seen: set[int] = set()
@@ -288,14 +291,13 @@ class _Stager:
             for one in found:
                 kinds.setdefault(one.kind, []).append(one.parameter)
                 alone = max(alone, one.alone or 0.0)
-                default = max(GATE, min(MOST_GATE, noise.get(one.parameter, 0.0)))
                 self._add(
                     stage,
                     one.parameter,
                     None,
                     one.error,
                     one.max_abs,
-                    self.gate_of(one.parameter, default),
+                    self._gate(stage, one.parameter, noise),
                     f"{one.kind}, on the {stage.name}",
                 )
         partial = sorted({name.split(".")[-2] for name in kinds.get("partial", []) if "." in name})
@@ -307,7 +309,7 @@ class _Stager:
             )
 
     def _add(
-        self, stage: _Stage, name: str, rank: int | None, error: float, gap: float, gate: float, note: str
+        self, stage: Stage, name: str, rank: int | None, error: float, gap: float, gate: float, note: str
     ) -> None:
         point = name.rpartition(".")[0] or name
         status = "pass" if within(error, gate) else "fail"
@@ -326,20 +328,20 @@ class _Stager:
                 )
             )
 
-    def _count(self, stage: _Stage, reference: Skeleton, manifest: Manifest, tally: Tally) -> None:
-        """Hold the collectives against theory."""
+    def _count(self, stage: Stage, reference: Skeleton, manifest: Manifest, tally: Tally, width: int) -> None:
+        """Hold the collectives of ``width`` tokens against theory."""
         points = points_of(reference, manifest)
         theory = theoretical(reference, manifest, points)
-        width = SEQUENCES * self.tokens
-        size = native_dtype(stage.source)[1]
+        dtype, size = traffic_dtype(manifest.tensors)
         self.verdict.collectives = dict(tally.counts)
-        self.verdict.collective_bytes_per_token = sum(tally.elements.values()) * size / width
+        self.verdict.collective_bytes_per_token = tally.elements.get("forward", 0) * size / width
+        self.verdict.collective_dtype = dtype
         for key, expected in theory.items():
             found = tally.counts.get(key, 0)
             more = key.startswith("backward") and found < expected
             self.verdict.notes.append(
                 f"{key} ({stage.name}): {found}, in theory {'at most ' if more else ''}{expected}; "
-                f"{tally.elements.get(key.split()[0], 0) * size / width:,.0f} bytes a token {key.split()[0]}"
+                f"{tally.elements.get(key.split()[0], 0) * size / width:,.0f} bytes a token {key.split()[0]} in {dtype}"
             )
             if found > expected or (not more and found != expected):
                 self.verdict.findings.append(

@@ -5,8 +5,8 @@ Every participant runs on the same batch of three parts, each a number of whole 
 * *main*: at every point the ranks go on with the reference's tensor (teacher forced), so that a fault is
   named by its point and does not hide the next;
 * *free*: the ranks go on with their own sum. The reference uses these rows for itself: at every point they
-  are the main rows, each element moved by about one unit in the last place of float32, so that what comes
-  out says how much a sublayer amplifies differences;
+  are the main rows, each element moved by about one unit in its last place, so that what comes out is the
+  noise that the sublayer makes of differences as small as another order of sums gives;
 * *probe*: at every point all go on with the same Gaussian noise of the reference's size there, so that every
   sublayer is also tried on inputs that the tokens do not give; its tokens are sent through all experts in turn.
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -20,9 +19,6 @@ from .skeleton import Skeleton
 from .stores import Store
 
 TABLES = ("embed", "head")
-_UNSEEN = frozenset(
-    ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "attention_chunk_size")
-)  # what a few tokens may not show
 _CANCELS = ("k_bias", "qkv_bias")  # softmax takes out what is added to all keys alike: no input may reach it
 
 
@@ -60,7 +56,6 @@ class Exact:
                 self._settled(name)
         self._replicas(participants)
         self._buffers()
-        self._config()
         return self._unreached()
 
     def _replicas(self, participants: Sequence[Participant]) -> None:
@@ -81,19 +76,6 @@ class Exact:
             if other is None or other.shape != buffer.shape or not torch.equal(other, buffer):
                 message = f"{name} comes out differently from the config.json of the shards than from the source's"
                 self.findings.append(Finding(self.level, "config.json", name, message))
-
-    def _config(self) -> None:
-        """Say where the two configs differ; a window that the run may be too short to reach must be the same."""
-        ours, theirs = (_plain(s.model.config.get_text_config()) for s in (self.skeletons[1], self.skeletons[0]))
-        odd = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
-        for key in odd:
-            if key in _UNSEEN:
-                message = (
-                    f"config.json of the shards has {key} {ours.get(key)!r:.80}, the source's {theirs.get(key)!r:.80}"
-                )
-                self.findings.append(Finding(self.level, "config.json", key, message))
-        if odd:
-            self.notes.append(f"config.json of the shards is not the source's: {', '.join(odd)} differ")
 
     def _unreached(self) -> list[str]:
         names: dict[str, None] = {}
@@ -147,8 +129,3 @@ class Exact:
             self.ledger.measures.append(
                 Measure(point, block, kind, rank, found.error, None, found.max_abs, EXACT, status, note)
             )
-
-
-def _plain(config: Any) -> dict[str, Any]:
-    values: dict[str, Any] = config.to_dict()
-    return {key: value for key, value in values.items() if key not in ("_name_or_path", "transformers_version")}

@@ -7,6 +7,7 @@ same bits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -34,7 +35,7 @@ class Exchange(Protocol):
 
 
 class Tally:
-    """How many collectives there were, and how many elements each rank put into them."""
+    """How many collectives there were, and how many elements they held (see :mod:`tpshard.traffic`)."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
@@ -73,21 +74,24 @@ def resolve(point: str, payloads: list[Any]) -> Sequence[Any]:
     return [total, *(total.clone() for _ in payloads[1:])]
 
 
-def summed(x: torch.Tensor, exchange: Exchange, point: str) -> torch.Tensor:
-    """The sum over ranks; the gradient goes to every rank as it is."""
-    return _Sum.apply(x, exchange, point)
+def summed(x: torch.Tensor, exchange: Exchange, point: str, width: int | None = None) -> torch.Tensor:
+    """The sum over ranks; the gradient goes to every rank as it is. ``width`` elements of a position count, or all."""
+    return _Sum.apply(x, exchange, point, x.shape[-1] if width is None else width)
 
 
-def entered(x: torch.Tensor, exchange: Exchange, point: str) -> torch.Tensor:
+def entered(x: torch.Tensor, exchange: Exchange, point: str, width: int | None = None) -> torch.Tensor:
     """The same values; their gradient is summed over ranks."""
     if not (torch.is_grad_enabled() and x.requires_grad):
         return x
-    return _Entry.apply(x, exchange, point)
+    return _Entry.apply(x, exchange, point, x.shape[-1] if width is None else width)
 
 
-def joined(x: torch.Tensor, exchange: Exchange, point: str, mask: torch.Tensor) -> torch.Tensor:
-    """The sum over ranks of ``x * mask``, whose gradient is summed over ranks as well."""
-    return summed(entered(x * mask, exchange, point), exchange, point)
+def joined(x: torch.Tensor, exchange: Exchange, point: str, mask: torch.Tensor, width: int) -> torch.Tensor:
+    """The sum over ranks of ``x * mask``, whose gradient is summed over ranks as well.
+
+    ``width`` elements of a position count: an engine's norm exchanges its sum of squares, and not its inputs.
+    """
+    return summed(entered(x * mask, exchange, point, width), exchange, point, width)
 
 
 def gathered(
@@ -102,35 +106,40 @@ def gathered(
     return _Gather.apply(x, exchange, point, places, width)
 
 
+def positions(x: torch.Tensor) -> int:
+    """How many vectors of the last dimension a tensor holds."""
+    return math.prod(x.shape[:-1])
+
+
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, exchange: Exchange, point: str) -> torch.Tensor:
-        exchange.tally.add("forward", ALL_REDUCE, x.numel())
+    def forward(ctx: Any, x: torch.Tensor, exchange: Exchange, point: str, width: int) -> torch.Tensor:
+        exchange.tally.add("forward", ALL_REDUCE, positions(x) * width)
         return exchange.all_reduce(x, point)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        return cotangents[0], None, None
+        return cotangents[0], None, None, None
 
 
 class _Entry(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, exchange: Exchange, point: str) -> torch.Tensor:
-        ctx.exchange, ctx.point = exchange, point
+    def forward(ctx: Any, x: torch.Tensor, exchange: Exchange, point: str, width: int) -> torch.Tensor:
+        ctx.exchange, ctx.point, ctx.width = exchange, point, width
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
         (g,) = cotangents
-        ctx.exchange.tally.add("backward", ALL_REDUCE, g.numel())
-        return ctx.exchange.all_reduce(g, f"gradient of {ctx.point}"), None, None
+        ctx.exchange.tally.add("backward", ALL_REDUCE, positions(g) * ctx.width)
+        return ctx.exchange.all_reduce(g, f"gradient of {ctx.point}"), None, None, None
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, exchange: Exchange, point: str, places: Any, width: int) -> torch.Tensor:
         ctx.places, ctx.shape = places[exchange.rank], x.shape
-        exchange.tally.add("forward", ALL_GATHER, x.numel())
+        exchange.tally.add("forward", ALL_GATHER, positions(x) * width)
         longest = max((at + length for rows in places for at, _, length in rows), default=0)
         longest = max(longest, x.shape[-1])
         own = x if x.shape[-1] == longest else torch.nn.functional.pad(x, (0, longest - x.shape[-1]))

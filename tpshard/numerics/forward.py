@@ -17,17 +17,19 @@ import torch
 from tpshard.errors import DamagedError, UnsupportedError, UsageError
 from tpshard.shards import Shards
 from tpshard.source import Source
-from tpshard.verdicts import LevelVerdict
+from tpshard.verdicts import PASSED, LevelVerdict, Measure
 
+from .configs import remote_name, require_positions
+from .judge import BASE, FINE, NARROWED
 from .memory import peak_bytes, share_one_heap
 from .run import LockstepRun, Terms
 from .stores import native_dtype
-from .ways import chosen
+from .twin import tried
+from .ways import LOCAL, ZERO_PAD, chosen
 
 LEVEL = "forward"
 COMPUTE = {"fp64": torch.float64, "fp32": torch.float32}
 DEFAULT_TOKENS = 16
-DEFAULT_MEMORY = 64 << 20
 
 
 def forward(
@@ -53,14 +55,16 @@ def forward(
         mode: how a rank is run: ``zero-pad``, ``local`` (on the shapes that it stores), or ``auto``: local where
             the twin of this class passes so (see :mod:`.twin`).
         tokens: length of the sequences, at least 2.
-        max_memory: bytes of weights to hold at a time; bounds the tiles in which matrices are read.
+        max_memory: bytes of weights and of exchanged tensors to hold at a time; bounds the tiles in which matrices
+            are read. What Python and the imports take is outside. By default as little as is fast.
         min_coverage: the part of the parameters that must be reached, 0 to 1.
         gates: given a point and its default gate, the gate to apply.
         progress: called with the name of every point as it is passed.
         text: a file whose first tokens are run in place of made-up ones; perplexities are then reported.
 
     Raises:
-        UsageError: an argument that makes no sense.
+        UsageError: an argument that makes no sense: more tokens than the model has positions for, or less memory
+            than the run needs, among others.
         UnsupportedError: the model's class is unknown or fails on its own weights, or there is no such device.
         DamagedError: the shards are not of this source, or config and weights are not of one model.
         StorageError: reading failed.
@@ -73,16 +77,43 @@ def forward(
     if not 0 <= min_coverage <= 1:
         raise UsageError(f"a coverage of {min_coverage} makes no sense; give a part from 0 to 1")
     require_same_tensors(shards, source)
+    require_positions(source.root, shards.manifest, tokens)
     way = chosen(shards, mode, trust_remote_code=trust_remote_code)
-    verdict = run_ranks(
-        shards, source, dtype, way.mode, device=place, tokens=tokens, max_memory=max_memory or DEFAULT_MEMORY,
-        min_coverage=min_coverage, seed=seed, gates=gates, progress=progress, trust_remote_code=trust_remote_code,
-        text=text,
-    )  # fmt: skip
+
+    def run(mode: str) -> LevelVerdict:
+        return run_ranks(
+            shards, source, dtype, mode, device=place, tokens=tokens, max_memory=max_memory,
+            min_coverage=min_coverage, seed=seed, gates=gates, progress=progress,
+            trust_remote_code=trust_remote_code, text=text,
+        )  # fmt: skip
+
+    verdict = run(way.mode)
+    doubt = _doubtful(verdict, native_dtype(source)[1] >= 4) if way.mode == LOCAL else None
+    if doubt is not None and not tried(shards, trust_remote_code=trust_remote_code).problems[ZERO_PAD]:
+        again = run(ZERO_PAD)
+        agreed = "agree" if again.verdict == PASSED else "do not agree either"
+        verdict = verdict if again.verdict == PASSED else again
+        verdict.notes.append(
+            f"on local shapes {doubt.point} is off by {doubt.error:.3g}, which float32 inside the model may explain; "
+            f"the ranks were run zero-padded as well, where the same float32 kernels run: they {agreed}"
+        )
     verdict.notes += way.notes
+    own = remote_name(source.root)
+    if own and not trust_remote_code:
+        verdict.notes.append(
+            f"the model's own code ({own} in auto_map) was not run but transformers' own class; --trust-remote-code "
+            "runs it"
+        )
     verdict.seconds = time.monotonic() - started
     verdict.peak_memory = peak_bytes()
     return verdict
+
+
+def _doubtful(verdict: LevelVerdict, fine: bool) -> Measure | None:
+    """The worst measure of a passed run that passes only by the gate of float32 inside; None where there is none."""
+    usual = FINE if fine else BASE[torch.float64]
+    wide = [m for m in verdict.measures if m.kind != "logits" and m.gate == NARROWED and m.error > usual]
+    return max(wide, key=lambda m: m.error, default=None) if verdict.verdict == PASSED else None
 
 
 def run_ranks(
@@ -93,7 +124,7 @@ def run_ranks(
     *,
     device: torch.device | None = None,
     tokens: int = DEFAULT_TOKENS,
-    max_memory: int = DEFAULT_MEMORY,
+    max_memory: int | None = None,
     min_coverage: float = 1.0,
     seed: int = 0,
     gates: Callable[[str, float], float] | None = None,

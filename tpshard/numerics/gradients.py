@@ -105,6 +105,14 @@ class Gradients:
             out.append(self._one(target, expected.flatten(), place, [m[target] for m in of_rank], ranks, whole))
         return out
 
+    def noise(self, others: Mapping[str, torch.Tensor | None]) -> dict[str, float]:
+        """By how much other gradients of the original differ, by parameter; as errors of ranks are measured."""
+        return {
+            name: self._error(other, gradient)[0]
+            for name, gradient in self._reference.items()
+            if gradient is not None and (other := others.get(name)) is not None
+        }
+
     def _made(self, recipe: Recipe, fetch: Callable[[str], torch.Tensor]) -> dict[str, torch.Tensor]:
         offsets, at = {}, 0
         for name, _ in recipe.tensors:

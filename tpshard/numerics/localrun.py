@@ -51,6 +51,8 @@ class LocalParticipant(Participant):
 class LocalJudge(Judge):
     """Judges ranks whose tensors between column- and row-parallel modules are narrower than the reference's."""
 
+    own_shapes = True
+
     def _replicated(self, point: Point, tag: str, arrivals: list[Arrival]) -> list[Any]:
         expected = arrivals[0].values
         if any(_narrower(expected, arrival.values) for arrival in arrivals[1:]):

@@ -63,29 +63,11 @@ def gradients_of(
     return float(loss.detach()), found, casts.take()
 
 
-def noise_of(
-    skeleton: Skeleton,
-    inputs: Mapping[str, Any],
-    loss_of: Loss,
-    gradients: Mapping[str, torch.Tensor | None],
-    seed: int,
-    moved: float,
-) -> dict[str, float]:
-    """By how much each gradient of the original moves if every weight is moved by up to ``moved`` of itself.
-
-    Where a model computes in float32 inside, its sums in another order move about as much.
-    """
+def moved(skeleton: Skeleton, seed: int, by: float) -> None:
+    """Move every weight by up to ``by`` of itself, for good."""
     generator = torch.Generator().manual_seed(seed + 3)
     with torch.no_grad():
         for parameter in skeleton.model.parameters():
             if parameter.is_floating_point():
-                by = torch.rand(parameter.shape, generator=generator, dtype=torch.float64) * 2 - 1
-                parameter.mul_(1 + by * moved)
-    _, again, _ = gradients_of(skeleton, inputs, loss_of)
-    noise = {}
-    for name, gradient in gradients.items():
-        other = again.get(name)
-        if gradient is not None and other is not None:
-            size = float(torch.linalg.vector_norm(gradient))
-            noise[name] = float(torch.linalg.vector_norm(other - gradient)) / size if size else 0.0
-    return noise
+                share = torch.rand(parameter.shape, generator=generator, dtype=torch.float64) * 2 - 1
+                parameter.mul_(1 + share * by)

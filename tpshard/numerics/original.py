@@ -72,7 +72,7 @@ def run_original(
     """Run the original and measure its noise; the skeleton has its parameters."""
     outputs, are_logits = outputs_of(skeleton, inputs)
     made = generated(skeleton, prompt, new_tokens) if new_tokens else None
-    handles = _reordered(skeleton, points_of(skeleton, manifest), manifest.tp_size)
+    handles = reordered(skeleton, points_of(skeleton, manifest), manifest.tp_size)
     try:
         again, _ = outputs_of(skeleton, inputs)
     finally:
@@ -92,7 +92,7 @@ def row_errors(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     return (found - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-30)
 
 
-def _reordered(skeleton: Skeleton, points: Mapping[str, Point], parts: int) -> list[Any]:
+def reordered(skeleton: Skeleton, points: Mapping[str, Point], parts: int) -> list[Any]:
     """Make every module at a sum compute it in ``parts`` parts; returns functions that undo it."""
     undo: list[Any] = []
     table = skeleton.model.get_input_embeddings()

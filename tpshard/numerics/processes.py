@@ -37,6 +37,7 @@ REPORTING = 30.0  # seconds that rank 0 may take to write its reports
 POLL = 0.05
 LOG_TAIL = 600
 WORKER = "tpshard.numerics.worker"
+FORKS = sys.platform == "linux"  # whether ranks are forked from one process that has imported torch
 
 
 @dataclass(frozen=True)
@@ -214,6 +215,49 @@ def own_store(root: Path, manifest: Manifest, rank: int) -> Store:
     return Store(paths, parts)
 
 
+class _Started:
+    """The ranks' processes: forked from one that has imported everything, or each by itself."""
+
+    def __init__(self, root: Path, size: int, forks: bool, environment: dict[str, str]) -> None:
+        self.root, self.size, self.forks = root, size, forks
+        self._processes: list[subprocess.Popen[bytes]] = []
+        for rank in (None,) if forks else range(size):
+            last = [] if rank is None else [str(rank)]
+            with (root / ("log" if rank is None else f"log-{rank}")).open("wb") as log:
+                self._processes.append(
+                    subprocess.Popen(
+                        [sys.executable, "-m", WORKER, str(root), str(size), *last], stdin=subprocess.DEVNULL,
+                        stdout=log, stderr=log, env=environment, start_new_session=forks,
+                    )
+                )  # fmt: skip
+
+    def codes(self) -> list[int | None]:
+        """The exit status of every rank, negative for a signal; None while it runs."""
+        codes = [process.poll() for process in self._processes]
+        if not self.forks:
+            return codes
+        left = [self.root / f"code-{rank}" for rank in range(self.size)]
+        return [_loaded(path) if path.exists() else codes[0] for path in left]
+
+    def said(self, rank: int) -> str:
+        """The end of what a rank printed, or of what the process before it did."""
+        logs = (self.root / f"log-{rank}", self.root / "log")
+        text = next((path.read_bytes() for path in logs if path.exists() and path.stat().st_size), b"")
+        return " ".join(text[-LOG_TAIL:].decode("utf-8", "replace").split())
+
+    def end(self) -> None:
+        """Kill what still runs, and wait."""
+        for process in self._processes:
+            try:
+                if self.forks:
+                    os.killpg(process.pid, signal.SIGKILL)
+                elif process.poll() is None:
+                    process.kill()
+            except ProcessLookupError:
+                pass
+            process.wait()
+
+
 def run_all(size: int, task: dict[str, Any]) -> Any:
     """Start ``size`` processes of this program on ``task``, and return what rank 0 gives.
 
@@ -229,33 +273,21 @@ def run_all(size: int, task: dict[str, Any]) -> Any:
         environment.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         threads = max(1, (os.cpu_count() or 1) // size)
         environment["OMP_NUM_THREADS"] = str(threads)
-        logs = [(root / f"log-{rank}").open("wb") for rank in range(size)]
-        started: list[subprocess.Popen[bytes]] = []
+        # A process that has asked for a GPU cannot be forked, and imports may ask; macOS forbids it as well.
+        forks = FORKS and task.get("device", "cpu") == "cpu"
+        started = _Started(root, size, forks, environment)
         try:
-            for rank in range(size):
-                command = [sys.executable, "-m", WORKER, directory, str(rank), str(size)]
-                started.append(
-                    subprocess.Popen(
-                        command, stdin=subprocess.DEVNULL, stdout=logs[rank], stderr=logs[rank], env=environment
-                    )
-                )
-            _await(started, root)
+            _await(started)
         finally:
-            for process in started:
-                if process.poll() is None:
-                    process.kill()
-                process.wait()
-            for log in logs:
-                log.close()
+            started.end()
         return _loaded(root / "result-0")
 
 
-def _await(started: list[subprocess.Popen[bytes]], root: Path) -> None:
+def _await(started: _Started) -> None:
     """Wait until all have ended well; raise as soon as one has not, after a moment for the others."""
-    first: int | None = None
-    until = 0.0
+    root, first, until = started.root, None, 0.0
     while True:
-        codes = [process.poll() for process in started]
+        codes = started.codes()
         bad = [rank for rank, code in enumerate(codes) if code not in (None, 0)]
         if not bad and all(code == 0 for code in codes):
             return
@@ -272,11 +304,11 @@ def _await(started: list[subprocess.Popen[bytes]], root: Path) -> None:
         rank = silent[0]
         code = codes[rank] or 0
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-        tail = (root / f"log-{rank}").read_bytes()[-LOG_TAIL:].decode("utf-8", "replace").strip()
-        said = f"; it said: {' '.join(tail.split())}" if tail else ""
+        tail = started.said(rank)
+        said = f"; it said: {tail}" if tail else ""
         raise Failed(f"rank {rank} died ({how}) and the other ranks were ended: no verdict{said}")
     assert first is not None
-    left = [_loaded(path) for rank in range(len(started)) if (path := root / f"error-{rank}").exists()]
+    left = [_loaded(path) for rank in range(started.size) if (path := root / f"error-{rank}").exists()]
     raise next((error for error in left if not isinstance(error, Failed)), left[0])
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from tpshard.manifest import Manifest
+from tpshard.traffic import NORM_ELEMENTS
 
 from .exchange import Exchange, entered, gathered, joined, summed
 from .points import COLUMN, Point, base_role
@@ -193,7 +194,7 @@ def _before_norm(point: Point, part: Part, exchange: Exchange) -> Any:
     def before(module: nn.Module, args: tuple[Any, ...]) -> Any:
         shape = args[0].shape
         return tuple(
-            joined(v, exchange, f"{point.path}/{n}", mask.to(v.device, v.dtype))
+            joined(v, exchange, f"{point.path}/{n}", mask.to(v.device, v.dtype), 0 if n else NORM_ELEMENTS)
             if torch.is_tensor(v) and v.shape == shape
             else v
             for n, v in enumerate(args)

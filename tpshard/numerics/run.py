@@ -12,9 +12,12 @@ from tpshard.errors import TpshardError, UnsupportedError
 from tpshard.reports import Finding
 from tpshard.shards import Shards
 from tpshard.source import Source
+from tpshard.traffic import traffic_dtype
 from tpshard.verdicts import FAILED, PASSED, SOURCE_NAN, LevelVerdict, Measure, within
 
 from .batch import Batch, probes_needed
+from .budget import require_memory, tile_bytes
+from .configs import config_findings, longest_sequence
 from .coverage import Coverage
 from .exact import Exact
 from .inputs import expert_counts, inputs_of, text_ids, vocabulary_of
@@ -30,7 +33,7 @@ from .skeleton import Skeleton
 from .stores import TILE_BYTES, native_dtype, rank_store, source_store
 from .ways import LOCAL
 
-ULP = {torch.float64: 2.0**-24, torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10}
+ULP = {torch.float64: 2.0**-52, torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10}
 
 
 class Terms(NamedTuple):
@@ -40,7 +43,7 @@ class Terms(NamedTuple):
     mode: str
     device: torch.device
     tokens: int
-    max_memory: int
+    max_memory: int | None
     seed: int
     gates: Callable[[str, float], float] | None
     progress: Callable[[str], None] | None
@@ -63,6 +66,8 @@ class LockstepRun:
         self.stores = [source_store(source, scratch), *(rank_store(shards, r, scratch) for r in range(self.tp_size))]
         config = reference.model.config.get_text_config()
         text = None if terms.text is None else text_ids(source.root, terms.text)
+        if text is not None:
+            text = text[: longest_sequence(source.root, self.manifest)]
         tokens = terms.tokens if text is None else len(text)
         probes = probes_needed(tokens, *expert_counts(config))
         self.batch = Batch(tokens, probes, vocabulary_of(reference, config), terms.seed, ULP[dtype], text)
@@ -72,10 +77,13 @@ class LockstepRun:
         points = points_of(reference, self.manifest)
         judge = LocalJudge if terms.mode == LOCAL else Judge
         self.width = native_dtype(source)[1]
-        self.judge = judge(points, self.batch, dtype, terms.gates or (lambda point, gate: gate), self.width >= 4)
+        gates = terms.gates or (lambda point, gate: gate)
+        self.judge = judge(points, self.batch, dtype, gates, self.width >= 4, self.stores[0].not_finite)
         self.coverage = Coverage(
             {n: p.numel() for n, p in reference.parameters.items() if n in reference.recipes and p.is_floating_point()}
         )
+        if terms.max_memory is not None:
+            require_memory(terms.max_memory, reference, points, self.batch, dtype, self.tp_size)
         self.inputs = inputs_of(reference, self.batch, config, terms.device, near=text is not None)
         self.findings: list[Finding] = []
         self.notes: list[str] = []
@@ -99,10 +107,13 @@ class LockstepRun:
         verdict = LevelVerdict(self.level, PASSED, self.terms.mode, ledger.measures, self.findings, fraction, unreached)
         verdict.collectives, verdict.notes = ledger.collectives, self.notes
         verdict.collective_bytes_per_token = float(ledger.elements * self.width)
+        verdict.collective_dtype = traffic_dtype(self.manifest.tensors)[0]
+        if not broken:
+            verdict.logits = self._logits()
+        self.findings += [self._finding(measure) for measure in first_failures(ledger.measures)]
+        self.findings += config_findings(self.level, self.source.root, self.shards.root, self.terms.trust_remote_code)
         if broken:
             return self._of_broken_source(verdict, broken)
-        verdict.logits = self._logits()
-        self.findings += [self._finding(measure) for measure in first_failures(ledger.measures)]
         if fraction is not None and fraction < min_coverage:
             self.findings.append(self._too_little(min_coverage, unreached))
         if self.findings:
@@ -143,15 +154,14 @@ class LockstepRun:
         return figures
 
     def _of_broken_source(self, verdict: LevelVerdict, broken: Sequence[str]) -> LevelVerdict:
-        verdict.verdict = SOURCE_NAN
-        verdict.findings = []
-        for measure in verdict.measures:
-            if measure.status == "fail" and measure.gate:
-                measure.status = "skip"
+        """Failed where something that is finite in the source differs; else neither passed nor failed."""
+        verdict.verdict = FAILED if self.findings else SOURCE_NAN
         more = f" and {len(broken) - 5} more" if len(broken) > 5 else ""
+        points = list(self.judge.left_out)
+        where = f" ({len(points)} points, from {points[0]} on)" if points else ""
         self.notes.append(
-            f"the source itself holds NaN or Inf in {', '.join(broken[:5])}{more}: what comes of them cannot be "
-            "compared; compare by bytes"
+            f"the source itself holds NaN or Inf in {', '.join(broken[:5])}{more}: what comes of them{where} cannot be "
+            "compared and was left out; the rest was compared, with 0 in their place. Compare those by bytes"
         )
         return verdict
 
@@ -161,7 +171,8 @@ class LockstepRun:
         return Finding(
             self.level, "", unreached[0] if unreached else "",
             f"the run did not reach {missed:,} of {total:,} elements of the parameters, more than a coverage of "
-            f"{wanted:.6g} allows; these were compared by bytes only: {names}. Allow it with --min-coverage",
+            f"{wanted:.6g} allows; of those that the model uses, these were compared by bytes only: {names}. "
+            "Allow it with --min-coverage",
         )  # fmt: skip
 
     def _finding(self, measure: Measure) -> Finding:
@@ -176,7 +187,7 @@ class LockstepRun:
     def _run(self) -> list[Participant]:
         """Run to the end; an empty list where a rank could not follow the reference, which is a finding then."""
         terms, group = self.terms, ThreadGroup(self.tp_size + 1, self._resolve)
-        tile = max(1 << 16, min(TILE_BYTES, terms.max_memory // 16))
+        tile = TILE_BYTES if terms.max_memory is None else tile_bytes(terms.max_memory)
         once = added_once(self.manifest)
         participants = [
             (LocalParticipant if number and terms.mode == LOCAL else Participant)(

@@ -21,8 +21,10 @@ from tpshard.launch import Launch, launched
 from tpshard.reports import Finding
 from tpshard.shards import Shards, read_manifest
 from tpshard.source import Source, open_source
+from tpshard.traffic import traffic_dtype
 from tpshard.verdicts import FAILED, PASSED, SOURCE_NAN, LevelVerdict, Measure, within
 
+from .configs import longest_sequence, require_positions
 from .forward import device_of, require_same_tensors
 from .inputs import expert_counts
 from .localshapes import localise
@@ -70,7 +72,7 @@ def runtime(
         device: ``cpu``, or ``cuda``: NCCL where every rank has a GPU of its own, else gloo through the host.
 
     Raises:
-        UsageError: torchrun started another number of processes than there are ranks.
+        UsageError: torchrun started another number of processes than there are ranks; more tokens than positions.
         UnsupportedError: no such device, or the class is unknown.
         DamagedError: the shards are not of this source, or a rank's file is damaged.
         StorageError: a rank died, which is named, or reading failed.
@@ -82,6 +84,13 @@ def runtime(
         raise UsageError(f"{tokens} tokens and {new_tokens} new ones make no run; give at least 2 and 0")
     device_of(device)
     require_same_tensors(shards, source)
+    require_positions(source.root, shards.manifest, tokens)
+    notes = []
+    longest = longest_sequence(source.root, shards.manifest)
+    if longest is not None and tokens + new_tokens > longest + 1:  # the last token made is not run itself
+        room = longest + 1 - tokens
+        notes.append(f"the table of {longest} positions leaves room for {room} of {new_tokens} new tokens")
+        new_tokens = room
     way = chosen(shards, mode, trust_remote_code=trust_remote_code)
     size = shards.manifest.tp_size
     dtype = torch.float32 if compute == "fp32" else native_dtype(source)[0]
@@ -102,7 +111,7 @@ def runtime(
         )
     else:
         verdict = _as_one_of(given, task)
-    verdict.notes += way.notes
+    verdict.notes += [*notes, *way.notes]
     _regate(verdict, gates)
     verdict.seconds = time.monotonic() - started
     return verdict
@@ -345,16 +354,17 @@ class _Rank:
         verdict.notes.append(f"{len(sums[0])} sums were compared between ranks to the bit")
 
     def _count(self, verdict: LevelVerdict, counts: dict[str, int], elements: dict[str, int]) -> None:
-        width = torch.finfo(self.task["dtype"]).bits // 8
+        dtype, width = traffic_dtype(self.manifest.tensors)
         verdict.collectives = {key.removeprefix("forward "): count for key, count in counts.items()}
         verdict.collective_bytes_per_token = sum(elements.values()) * width / (SEQUENCES * self.task["tokens"])
+        verdict.collective_dtype = dtype
         due = {key: count for key, count in self.theory.items() if key.startswith("forward ")}
         verdict.notes.append(
             f"{self.place.size} processes over {self.place.backend} on {self.place.device.type}; collectives of a "
             f"pass: "
             f"{', '.join(f'{count} {key}' for key, count in verdict.collectives.items())}; in theory "
             f"{', '.join(f'{count} {key[8:]}' for key, count in due.items())}; "
-            f"{verdict.collective_bytes_per_token:,.0f} bytes a token"
+            f"{verdict.collective_bytes_per_token:,.0f} bytes a token in {dtype}"
         )
         if counts != due:
             verdict.findings.append(Finding(LEVEL, "", "", f"a pass took the collectives {counts} where {due} are due"))

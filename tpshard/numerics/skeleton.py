@@ -18,8 +18,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from tpshard.errors import DamagedError, UnsupportedError
+from tpshard.errors import DamagedError, TpshardError, UnsupportedError
 from tpshard.listing import shown
+
+from .configs import unknown_sizes
 
 
 @dataclass(eq=False)
@@ -73,7 +75,8 @@ class Skeleton:
         shapes: full shape and whether it is floating point, of every tensor on disk by name.
 
     Raises:
-        UnsupportedError: transformers does not know the model, or its code is remote and not trusted.
+        UnsupportedError: transformers does not know the model or a size in its config, or its code is remote and
+            not trusted.
         DamagedError: a parameter has no tensor, or one of another shape than the config gives it.
     """
 
@@ -96,7 +99,7 @@ class Skeleton:
         missing = [name for name in self.parameters if name not in self.recipes and name not in self.aliases]
         if missing:
             more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-            raise DamagedError(
+            raise self._contradiction(
                 f"{shown(root)}: {type(self.model).__name__} has parameters for which there is no tensor: "
                 f"{', '.join(missing[:5])}{more}; config.json and the weights are not of one model"
             )
@@ -141,13 +144,24 @@ class Skeleton:
                         f"transformers makes {target} of {recipe.tensors[0][0]}, which the model lacks"
                     )
                 if value.shape != state[target].shape:
-                    raise DamagedError(
+                    raise self._contradiction(
                         f"{shown(self.root)}: {target} has the shape {list(state[target].shape)} by config.json and "
                         f"{list(value.shape)} by the weights ({recipe.tensors[0][0]}); they are not of one model"
                     )
                 recipe.targets[target] = tuple(value.shape)
                 self.recipes[target] = recipe
         return extra
+
+    def _contradiction(self, message: str) -> TpshardError:
+        """What it means that config and tensors do not fit: not damage where transformers passed a size over."""
+        passed_over = unknown_sizes(self.root, self.model.config)
+        if not passed_over:
+            return DamagedError(message)
+        return UnsupportedError(
+            f"{message}, or transformers does not know what it says: {type(self.model.config).__name__} has no key "
+            f"{', '.join(passed_over)}. Spell it as transformers does in the source's config.json and split again, or "
+            "verify by bytes and plan"
+        )
 
     def _aliased(self) -> dict[str, str]:
         """Parameters without tensors of their own that are one object with another that has some."""
@@ -241,9 +255,10 @@ def model_class(config: Any, root: Path, trust_remote_code: bool) -> Any:
     import transformers
 
     name = (getattr(config, "architectures", None) or [""])[0]
-    cls = getattr(transformers, name or "", None)
-    if cls is None and trust_remote_code and getattr(config, "auto_map", None):
-        cls = _remote_class(config, root)
+    remote = trust_remote_code and getattr(config, "auto_map", None)
+    cls = _remote_class(config, root) if remote else None
+    if cls is None:
+        cls = getattr(transformers, name or "", None)
     if cls is None:
         for auto in ("MODEL_FOR_CAUSAL_LM_MAPPING", "MODEL_MAPPING"):
             known = getattr(transformers, auto)
@@ -284,7 +299,12 @@ def _remote_class(config: Any, root: Path) -> Any:
 
     for auto in ("AutoModelForCausalLM", "AutoModel"):
         if auto in config.auto_map:
-            return get_class_from_dynamic_module(config.auto_map[auto], str(root))
+            try:
+                return get_class_from_dynamic_module(config.auto_map[auto], str(root))
+            except Exception as error:  # whatever the model's own code does
+                raise UnsupportedError(
+                    f"{shown(root)}: the model's own code ({config.auto_map[auto]}) cannot be loaded: {_short(error)}"
+                ) from None
     return None
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,21 +86,23 @@ def tried(shards: Shards, *, trust_remote_code: bool = False) -> Trial:
     config = shrunk(parse_object(path.read_bytes(), shown(path), "Split again."), tp_size)
     notes = shards.manifest.notes
     biases = sorted({note.role for note in notes.values()})
-    key = hashlib.sha256(json.dumps([config, tp_size, biases], sort_keys=True).encode()).hexdigest()
+    code = sorted(shards.root.glob("*.py")) if trust_remote_code else []
+    texts = [(file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in code]
+    key = hashlib.sha256(json.dumps([config, tp_size, biases, texts], sort_keys=True).encode()).hexdigest()
     with _lock:
         found = _trials.get(key)
     if found is None:
-        found = _try(config, tp_size, trust_remote_code)
+        found = _try(config, tp_size, trust_remote_code, code)
         with _lock:
             _trials[key] = found
     return found
 
 
-def _try(config: dict[str, Any], tp_size: int, trust_remote_code: bool) -> Trial:
+def _try(config: dict[str, Any], tp_size: int, trust_remote_code: bool, code: Sequence[Path] = ()) -> Trial:
     with tempfile.TemporaryDirectory(prefix="tpshard-twin-") as directory:
         root = Path(directory)
         try:
-            write_twin(config, root / "model", trust_remote_code=trust_remote_code)
+            write_twin(config, root / "model", trust_remote_code=trust_remote_code, code=code)
             split(root / "model", root / "shards", tp_size)
             shards, source = open_shards(root / "shards"), open_source(root / "model")
         except TpshardError as error:
@@ -134,8 +137,17 @@ def _problem(verdict: LevelVerdict) -> str:
     return f"{measure.point} is off by {measure.error:.3g}" if measure else f"its verdict is {verdict.verdict}"
 
 
-def write_twin(config: dict[str, Any], directory: Path, *, seed: int = 0, trust_remote_code: bool = False) -> None:
+def write_twin(
+    config: dict[str, Any],
+    directory: Path,
+    *,
+    seed: int = 0,
+    trust_remote_code: bool = False,
+    code: Sequence[Path] = (),
+) -> None:
     """Save a random model of ``config`` under the names that released files have.
+
+    ``code``: files of the model's own code to put beside the config.
 
     Every parameter is random, norms and biases too: fresh ones are 1 and 0, and hide what is cut wrongly.
 
@@ -147,6 +159,8 @@ def write_twin(config: dict[str, Any], directory: Path, *, seed: int = 0, trust_
     transformers.logging.set_verbosity_error()
     directory.mkdir(parents=True)
     (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    for file in code:
+        shutil.copyfile(file, directory / file.name)
     parsed = read_config(directory, trust_remote_code)
     cls = model_class(parsed, directory, trust_remote_code)
     silent = transformers.utils.logging.is_progress_bar_enabled()

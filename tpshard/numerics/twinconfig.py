@@ -73,6 +73,12 @@ def shrunk(values: Mapping[str, Any], tp_size: int) -> dict[str, Any]:
     return config
 
 
+def layer_count(values: Mapping[str, Any]) -> int:
+    """How many layers a config says that the model has; 0 where it says none."""
+    name = _first(values, _LAYER_COUNTS)
+    return 0 if name is None else int(values[name])
+
+
 def first_layers(values: Mapping[str, Any], count: int) -> dict[str, Any]:
     """The config of the first ``count`` layers of a model."""
     config = dict(values)

@@ -10,7 +10,9 @@ from ..report import size
 from .blocks import Block, number
 from .files import legal
 
-_HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 300.0, 62.0, 18.0, 14.0, 66.0
+_PLOT, _LEAST_LEFT, _RIGHT, _TOP = 220.0, 62.0, 18.0, 14.0
+_LETTER, _TURN = 6.0, math.radians(32)  # width of a letter of a label in pixels, and how far labels are turned
+_LONGEST = 60  # letters of a label; the whole name is in the tooltip and the table
 _LEAST, _NARROWEST = 1024.0, 9.0  # of the chart, and of a block in it: beyond, the chart scrolls
 
 
@@ -21,10 +23,14 @@ def text(value: str) -> str:
 
 def errors_chart(blocks: Sequence[Block], title: str) -> str:
     """Every block's worst error, teacher forced (dot) and free running (ring), under its gate (line)."""
-    width = max(_LEAST, _LEFT + _RIGHT + _NARROWEST * len(blocks))
-    step = (width - _LEFT - _RIGHT) / max(1, len(blocks))
+    names = [_short(block.name) for block in blocks]
+    longest = max(map(len, names), default=0) * _LETTER
+    margin = max(_LEAST_LEFT, longest * math.cos(_TURN) + 4)  # the first label runs to the left of its block
+    width = max(_LEAST, margin + _RIGHT + _NARROWEST * len(blocks))
+    step = (width - margin - _RIGHT) / max(1, len(blocks))
     low, high = _decades(blocks)
-    bottom = _HEIGHT - _BOTTOM
+    bottom = _TOP + _PLOT
+    height = bottom + 30 + longest * math.sin(_TURN)
 
     def y(value: float) -> float:
         if math.isnan(value) or value == math.inf:
@@ -33,23 +39,23 @@ def errors_chart(blocks: Sequence[Block], title: str) -> str:
         return bottom - (min(max(at, low), high) - low) / (high - low) * (bottom - _TOP)
 
     out = [
-        f'<svg class="chart" viewBox="0 0 {width:.0f} {_HEIGHT:.0f}" width="{width:.0f}" height="{_HEIGHT:.0f}" '
+        f'<svg class="chart" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}" '
         f'role="img" aria-label="{text(title)}"><title>{text(title)}</title>'
     ]
     every = math.ceil((high - low) / 10)
     for decade in range(math.ceil(low), math.floor(high) + 1):
         if (decade - math.floor(high)) % every == 0:
             at = y(10.0**decade)
-            out.append(f'<line class="grid" x1="{_LEFT:.0f}" x2="{width - _RIGHT:.0f}" y1="{at:.1f}" y2="{at:.1f}"/>')
+            out.append(f'<line class="grid" x1="{margin:.0f}" x2="{width - _RIGHT:.0f}" y1="{at:.1f}" y2="{at:.1f}"/>')
             out.append(
-                f'<text class="tick" x="{_LEFT - 10:.0f}" y="{at + 4:.1f}" text-anchor="end">10'
+                f'<text class="tick" x="{margin - 10:.0f}" y="{at + 4:.1f}" text-anchor="end">10'
                 f'<tspan dy="-5" class="power">{str(decade).replace("-", "−")}</tspan></text>'
             )
     if any(value == 0 for block in blocks for value in (block.worst.error, block.free)):
-        out.append(f'<text class="tick" x="{_LEFT - 10:.0f}" y="{bottom + 4:.1f}" text-anchor="end">0</text>')
+        out.append(f'<text class="tick" x="{margin - 10:.0f}" y="{bottom + 4:.1f}" text-anchor="end">0</text>')
     labels = max(1, math.ceil(26 / step))
     for number_, block in enumerate(blocks):
-        left, middle = _LEFT + step * number_, _LEFT + step * (number_ + 0.5)
+        left, middle = margin + step * number_, margin + step * (number_ + 0.5)
         top = block.worst
         gate = y(top.gate)
         out.append(f'<line class="gate" x1="{left:.1f}" x2="{left + step:.1f}" y1="{gate:.1f}" y2="{gate:.1f}"/>')
@@ -64,9 +70,9 @@ def errors_chart(blocks: Sequence[Block], title: str) -> str:
         if number_ % labels == 0:
             out.append(
                 f'<text class="name" text-anchor="end" transform="translate({middle + 4:.1f} {bottom + 13:.0f}) '
-                f'rotate(-32)">{text(_short(block.name))}</text>'
+                f'rotate(-32)">{text(names[number_])}</text>'
             )
-    ends = f'x1="{_LEFT:.0f}" x2="{width - _RIGHT:.0f}"'
+    ends = f'x1="{margin:.0f}" x2="{width - _RIGHT:.0f}"'
     out.append(f'<line class="axis" {ends} y1="{bottom:.1f}" y2="{bottom:.1f}"/></svg>')
     return "\n".join(out)
 
@@ -95,11 +101,12 @@ def _tooltip(block: Block) -> str:
 
 
 def _short(name: str) -> str:
-    """The end of a module path that tells blocks apart: ``3.self_attn``, ``layer 3``."""
+    """A module path without the beginning that all layers share: ``3.self_attn``, ``layer 3``."""
     name = name.removeprefix("model.").removeprefix("layers.")
     if name.isdigit():
         return f"layer {name}"
-    return "…" + name[-13:] if len(name) > 14 else name
+    half = _LONGEST // 2
+    return name if len(name) <= _LONGEST else f"{name[:half]}…{name[-half:]}"
 
 
 def ranks_chart(sizes: Sequence[int], title: str) -> str:

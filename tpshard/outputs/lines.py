@@ -14,7 +14,8 @@ _MOST_ROWS = 12
 def lines(verdict: LevelVerdict) -> Iterator[str]:
     """One level: its verdict, then what was measured."""
     mode = f", ranks run {'zero-padded' if verdict.mode == 'zero-pad' else 'in local shapes'}" if verdict.mode else ""
-    yield f"  {verdict.level:<10}{verdict.verdict.replace('_', ' ')} ({verdict.seconds:.2f} s{mode})"
+    where = f" on {verdict.ran_on}" if verdict.ran_on else ""
+    yield f"  {verdict.level:<10}{verdict.verdict.replace('_', ' ')}{where} ({verdict.seconds:.2f} s{mode})"
     if verdict.measures:
         top = worst(verdict.measures)
         assert top is not None
@@ -34,7 +35,7 @@ def lines(verdict: LevelVerdict) -> Iterator[str]:
         if len(bad) > _MOST_ROWS:
             yield f"    and {len(bad) - _MOST_ROWS} more blocks"
     if verdict.coverage is not None:
-        yield f"    {percent(verdict.coverage)} of the parameters exercised" + (
+        yield f"    {percent(verdict.coverage)} of the parameters that the model uses exercised" + (
             f"; compared by bytes only: {', '.join(verdict.unreached[:3])}"
             + (f" and {len(verdict.unreached) - 3} more" if len(verdict.unreached) > 3 else "")
             if verdict.unreached
@@ -45,7 +46,8 @@ def lines(verdict: LevelVerdict) -> Iterator[str]:
     if verdict.collectives:
         counted = ", ".join(f"{count} {kind}" for kind, count in verdict.collectives.items())
         each = verdict.collective_bytes_per_token
+        in_dtype = f" in {verdict.collective_dtype}" if verdict.collective_dtype else ""
         told = "by theory " if verdict.level == "plan" else ""
-        yield f"    {told}{counted} a pass" + ("" if each is None else f", {size(each)} a token")
+        yield f"    {told}{counted} a pass" + ("" if each is None else f", {size(each)} a token forward{in_dtype}")
     for note in verdict.notes:
         yield f"    {note}"

@@ -13,6 +13,7 @@ from ..reports import Verification
 from ..verdicts import LevelVerdict, worst
 from .blocks import Block, blocks_of, failing_first, number, percent
 from .chart import errors_chart, ranks_chart, text
+from .headline import counts_of, headline
 from .style import CSS
 
 _MOST_FINDINGS, _MOST_ROWS, _MOST_NAMES = 200, 400, 400
@@ -24,8 +25,9 @@ _WORDS = {
 
 def page(report: Verification) -> str:
     """The report as one HTML document."""
-    state = "passed" if report.passed else "failed"
-    title = f"{'Passed' if report.passed else 'Failed'}: {report.shards}"
+    state, levels = headline(report)
+    word = _WORDS[state][0].upper() + _WORDS[state][1:]
+    title = f"{word}: {report.shards}"
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">",
@@ -33,7 +35,8 @@ def page(report: Verification) -> str:
         '<meta name="color-scheme" content="light dark">',
         f"<title>{text(title)}</title><style>{CSS}</style></head><body>",
         f'<header class="{state}"><div class="wrap"><p class="kicker">tpshard verify</p>',
-        f"<h1>{_icon(state)} {'Passed' if report.passed else 'Failed'}</h1>",
+        f"<h1>{_icon(state)} {text(word)}</h1>",
+        f'<p class="kicker">{text(", ".join(levels))}</p>' if levels else "",
         f'<p class="what">{text(report.shards)}</p><dl class="facts">{_facts(report)}</dl></div></header>',
         '<main class="wrap">',
     ]
@@ -55,8 +58,7 @@ def _facts(report: Verification) -> str:
     facts = [("ranks", str(report.tp_size))]
     if report.against:
         facts.append(("against", report.against))
-    checked = f"{report.files_checked} files, {report.tensors_checked} tensors, {size(report.bytes_checked)}"
-    facts.append(("checked", checked))
+    facts.append(("checked", ", ".join(counts_of(report)).removesuffix(" checked")))
     if report.gates.get("compute") and any(verdict.measures for verdict in report.verdicts):
         facts.append(("compute", str(report.gates["compute"])))
     facts.append(("time", f"{sum(verdict.seconds for verdict in report.verdicts):.2f} s"))
@@ -66,6 +68,11 @@ def _facts(report: Verification) -> str:
 def _pairs(values: Iterable[tuple[str, str]]) -> str:
     """Terms and what they are, for a ``dl``."""
     return "".join(f"<div><dt>{text(name)}</dt><dd>{text(value)}</dd></div>" for name, value in values)
+
+
+def _path(name: str) -> str:
+    """A module's or tensor's name, which may break after its dots and nowhere else."""
+    return f"<code>{text(name).replace('.', '.<wbr>')}</code>"
 
 
 def _icon(state: str) -> str:
@@ -78,12 +85,18 @@ def _badge(state: str) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> str:
-    """Cells of ``rows`` are HTML; the head and caption are text. A head that ends in ``>`` is of numbers."""
+    """Cells of ``rows`` are HTML; the head and caption are text. A head that ends in ``>`` is of numbers.
+
+    A row of one cell goes across the whole table, and belongs to the row above it.
+    """
     columns = [(name.rstrip(">"), ' class="n"' if name.endswith(">") else "") for name in head]
     out = [f'<div class="scroll"><table><caption>{text(caption)}</caption><thead><tr>']
     out += [f'<th scope="col"{kind}>{text(name)}</th>' for name, kind in columns]
     out.append("</tr></thead><tbody>")
     for row in rows:
+        if len(row) == 1:
+            out.append(f'<tr class="notes"><td colspan="{len(columns)}">{row[0]}</td></tr>')
+            continue
         cells = [f"<td{kind}>{cell}</td>" for cell, (_, kind) in zip(row, columns, strict=True)]
         out.append(f"<tr>{''.join(cells)}</tr>")
     return "".join([*out, "</tbody></table></div>"])
@@ -101,13 +114,13 @@ def _findings(report: Verification) -> str:
 def _levels(report: Verification) -> str:
     if not report.verdicts:
         return '<section class="findings"><h2>Nothing was checked</h2><p>No level was run.</p></section>'
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for verdict in report.verdicts:
         top = worst(verdict.measures)
         notes = "".join(f'<div class="note">{text(note)}</div>' for note in verdict.notes[:6])
         rows.append(
             (
-                f"<b>{text(verdict.level)}</b>{notes}",
+                f"<b>{text(verdict.level)}</b>",
                 _badge(verdict.verdict),
                 text(verdict.mode),
                 str(len(verdict.measures) or ""),
@@ -118,6 +131,8 @@ def _levels(report: Verification) -> str:
                 size(verdict.peak_memory) if verdict.peak_memory else "",
             )
         )
+        if notes:
+            rows.append((notes,))
     head = ("level", "verdict", "run as", "points>", "worst error>", "its gate>", "coverage>", "seconds>", "memory>")
     made = _table(head, rows, "Every level that was asked for, and its verdict")
     return f"<section><h2>Levels of proof</h2>{made}</section>"
@@ -148,14 +163,13 @@ def _level(verdict: LevelVerdict) -> str:
 
 
 def _blocks(blocks: Sequence[Block], caption: str) -> str:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for block in blocks[:_MOST_ROWS]:
         top = block.worst
-        note = f'<div class="note">{text(top.note)}</div>' if top.note else ""
         rows.append(
             (
-                f"<code>{text(block.name)}</code>",
-                f"<code>{text(top.point)}</code>{note}",
+                _path(block.name),
+                _path(top.point),
                 "all" if top.rank is None else str(top.rank),
                 number(top.error),
                 number(block.free),
@@ -164,6 +178,8 @@ def _blocks(blocks: Sequence[Block], caption: str) -> str:
                 _badge(block.status),
             )
         )
+        if top.note:
+            rows.append((f'<div class="note">{text(top.note)}</div>',))
     if len(blocks) > _MOST_ROWS:
         caption += f" (the first {_MOST_ROWS} of {len(blocks)})"
     head = ("block", "worst point", "rank>", "teacher forced>", "free running>", "max abs>", "gate>", "")
@@ -172,10 +188,10 @@ def _blocks(blocks: Sequence[Block], caption: str) -> str:
 
 def _coverage(verdict: LevelVerdict) -> str:
     part = min(max(verdict.coverage or 0.0, 0.0), 1.0)
-    out = [f"<h3>Coverage {percent(verdict.coverage)}</h3>"]
+    out = [f"<h3>Coverage {percent(verdict.coverage)} of the parameters that the model uses</h3>"]
     out.append(f'<div class="meter" aria-hidden="true"><div style="width:{100 * part:.4f}%"></div></div>')
     if verdict.unreached:
-        names = "".join(f"<li><code>{text(name)}</code></li>" for name in verdict.unreached[:_MOST_NAMES])
+        names = "".join(f"<li>{_path(name)}</li>" for name in verdict.unreached[:_MOST_NAMES])
         more = len(verdict.unreached) - _MOST_NAMES
         names += f"<li>and {more} more</li>" if more > 0 else ""
         told = f"Compared by bytes only: {len(verdict.unreached)}"

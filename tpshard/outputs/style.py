@@ -13,11 +13,13 @@ body{margin:0;background:var(--ground);color:var(--ink);
 font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue","Noto Sans","Liberation Sans",sans-serif}
 .wrap{max-width:1120px;margin:0 auto;padding:0 24px}
 header{border-bottom:1px solid var(--line);background:var(--card);border-top:6px solid var(--pass);padding:26px 0 20px}
+header:not(.passed){border-top-color:var(--warn)}
 header.failed{border-top-color:var(--fail)}
 .kicker{margin:0;color:var(--soft);font-size:13px;letter-spacing:.04em}
 h1{margin:2px 0 4px;font-size:34px;line-height:1.2;display:flex;align-items:center;gap:12px}
 header .icon{display:inline-flex;width:36px;height:36px;border-radius:50%;align-items:center;
 justify-content:center;font-size:20px;background:var(--pass-soft);color:var(--pass)}
+header:not(.passed) .icon{background:var(--warn-soft);color:var(--warn)}
 header.failed .icon{background:var(--fail-soft);color:var(--fail)}
 .what{margin:0 0 16px;font-family:var(--mono);overflow-wrap:anywhere}
 dl{margin:0}
@@ -40,7 +42,9 @@ border-bottom:1px solid var(--line)}
 td{padding:8px 14px 8px 0;border-bottom:1px solid var(--grid);vertical-align:top}
 tr:last-child td{border-bottom:0}
 .n{text-align:right;white-space:nowrap}
-td code{font-size:13px;overflow-wrap:anywhere}
+td code,li code{font-size:13px;overflow-wrap:normal;word-break:normal}
+tr:has(+.notes) td{border-bottom:0;padding-bottom:2px}
+.notes td{padding-top:0;overflow-wrap:anywhere}
 code,pre{font-family:var(--mono)}
 pre{background:var(--ground);border:1px solid var(--line);border-radius:8px;padding:10px 14px;
 overflow-x:auto;font-size:13px;margin:0}

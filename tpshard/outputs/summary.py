@@ -13,6 +13,7 @@ from ..reports import Verification
 from ..verdicts import worst
 from .blocks import Block, blocks_of, failing_first, number, percent
 from .files import legal
+from .headline import headline, verdict_of
 
 _MOST_ROWS = 30
 _SPECIAL = re.compile(r"([\\`*_{}\[\]#|~!$])")
@@ -21,7 +22,7 @@ _MARKS = {"passed": "✅", "failed": "❌", "unsupported": "⚠️", "source_nan
 
 def summary(report: Verification) -> str:
     """The report as GitHub Markdown."""
-    lines = [f"## {'✅' if report.passed else '❌'} tpshard verify: {'passed' if report.passed else 'FAILED'}", ""]
+    lines = [f"## {_MARKS[headline(report)[0]]} tpshard verify: {_text(verdict_of(report))}", ""]
     against = f" against {_text(report.against)}" if report.against else ""
     lines += [f"{_text(report.shards)} ({report.tp_size} ranks){against}", ""]
     if not report.verdicts:

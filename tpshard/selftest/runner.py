@@ -42,7 +42,7 @@ def selftest(
     names; all unless given. ``progress`` is told what was done.
 
     Raises:
-        UsageError: there is no such family or fault.
+        UsageError: there is no such family or fault, or a fault that was named has no place in the families.
         UnsupportedError: torch or transformers is missing or too old.
     """
     began = time.monotonic()
@@ -52,14 +52,19 @@ def selftest(
             raise UsageError(f"the self-test has no family '{family}'; choose among {', '.join(FAMILIES)}")
     for name in faults or ():
         if name not in catalogue() and name not in PLANS:
-            known = ", ".join([*catalogue(), *PLANS])
-            raise UsageError(f"the self-test has no fault '{name}'; choose among: {known}")
+            known = "\n  ".join([*catalogue(), *PLANS])
+            raise UsageError(f"the self-test has no fault '{name}'; choose among:\n  {known}")
     report = SelfTest("selftest", quick=quick, families=chosen, versions=require())
     tell = progress or (lambda text: None)
     with tempfile.TemporaryDirectory(prefix="tpshard-selftest-") as directory, _undisturbed():
         shop = Workshop(Path(directory))
         try:
             _plant_all(report, shop, chosen, faults, quick, tell)
+            if faults and report.untried:
+                raise UsageError(
+                    f"{', '.join(report.untried)}: these families have no place for it ({', '.join(chosen)}); "
+                    "leave --family away, or name another fault"
+                )
             _run_good(report, shop, chosen, quick, tell)
         finally:
             forget()
