@@ -288,7 +288,7 @@ def test_experts_of_a_layer_gone(saved: Any) -> None:
 
 def test_layers_that_the_config_does_not_promise(saved: Any) -> None:
     config, tensors = saved("llama")
-    refused(config | {"num_hidden_layers": 1}, tensors, DamagedError, "layers.1.", "1 layers")
+    refused(config | {"num_hidden_layers": 1}, tensors, DamagedError, "layers.1.", "only 1 layer")
     refused(config | {"num_hidden_layers": 3}, tensors, DamagedError, "layers.2.")
 
 

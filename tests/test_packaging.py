@@ -261,7 +261,7 @@ def test_unpacked_wheel_works_without_the_clone(unpacked_wheel: Path, tmp_path: 
 
 def test_the_console_script_is_the_cli() -> None:
     (script,) = metadata.entry_points(group="console_scripts", name="tpshard")
-    assert script.value == "tpshard.cli:main"
+    assert script.value == "tpshard.__main__:main"
     assert callable(script.load())
 
 
