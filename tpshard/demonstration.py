@@ -90,7 +90,7 @@ def demo(keep: str | os.PathLike[str] | None = None) -> Demonstration:
         UsageError: ``keep`` names a directory that exists and is not empty.
         StorageError: no space or no permission.
     """
-    with _workplace(keep) as root:
+    with _place_for(keep) as root:
         report = Demonstration("demo", "" if keep is None else str(root))
         source = root / "model"
         write_model(source)
@@ -110,7 +110,7 @@ def demo(keep: str | os.PathLike[str] | None = None) -> Demonstration:
 
 
 @contextlib.contextmanager
-def _workplace(keep: str | os.PathLike[str] | None) -> Iterator[Path]:
+def _place_for(keep: str | os.PathLike[str] | None) -> Iterator[Path]:
     if keep is None:
         with tempfile.TemporaryDirectory(prefix="tpshard-demo-") as name:
             yield Path(name)
