@@ -44,7 +44,7 @@ def test_a_full_disk_is_found_before_anything_is_moved(tmp_path):
         plan.split(1, [2_000_000, 2_000_000])
         sources, targets = plan.write_sources(tmp_path)
         targets = [(small / path.name, nbytes) for path, nbytes in targets]
-        with pytest.raises(StorageError, match=r"out-1.bin: making it 2,000,024 bytes long failed: No space left.*free"):
+        with pytest.raises(StorageError, match=r"making it 2,000,024 bytes long failed: No space left.*free"):
             execute(plan.tasks, plan.reads, plan.writes, sources, targets)
         for path, _ in targets:
             path.unlink()
