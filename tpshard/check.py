@@ -64,7 +64,8 @@ def verify(
     manifest = read_manifest(root)
     report = Verification("verify", str(shards), None if against is None else str(against), manifest.tp_size)
     with _level("structure", report):
-        report.findings += [Finding("structure", p.file, "", p.message) for p in check_files(root, manifest).problems]
+        checked = check_files(root, manifest)
+        report.findings += [Finding("structure", p.file, "", p.message) for p in checked.problems]
         report.findings += side_structure(root, manifest)
         broken = bool(report.findings)  # nothing else can be looked at; what follows leaves the tensors readable
         report.findings += config_structure(root, manifest)
@@ -76,7 +77,7 @@ def verify(
         report.files_checked = len(manifest.files)
     report.warnings += beside.notes()
     if not broken:
-        whole = open_shards(root)
+        whole = checked.shards(root, manifest)
         if "digest" in wanted:
             with _level("digest", report):
                 _digest(whole, report, options)

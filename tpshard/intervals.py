@@ -19,10 +19,6 @@ class Run(NamedTuple):
     start: int
     length: int
 
-    @property
-    def is_padding(self) -> bool:
-        return self.start == PAD
-
 
 Runs = tuple[Run, ...]
 Bounds = tuple[int, int]  # units [start, stop) of one rank

@@ -165,7 +165,7 @@ def open_shards(path: str | os.PathLike[str]) -> Shards:
     for problem in checked.problems:
         advised = problem.message.endswith(".")  # whole sentences say themselves what to do
         raise DamagedError(problem.message + ("" if advised else "; copy the file again, or split again"))
-    return Shards(root, manifest, checked.placed(manifest), checked.stamps())
+    return checked.shards(root, manifest)
 
 
 @dataclass(frozen=True)
@@ -180,12 +180,12 @@ class Checked:
     native: Placed | None
     opened: tuple[tuple[WeightsFile | None, Stamp], ...]
 
-    def stamps(self) -> tuple[Stamp, ...]:
-        """Of the files, in the manifest's order."""
-        return tuple(stamp for _, stamp in self.opened)
+    def shards(self, root: Path, manifest: Manifest) -> Shards:
+        """The shards that were checked; only where there is no problem."""
+        return Shards(root, manifest, self._placed(manifest), tuple(stamp for _, stamp in self.opened))
 
-    def placed(self, manifest: Manifest) -> Placed:
-        """The layout where the files hold it; only where there is no problem."""
+    def _placed(self, manifest: Manifest) -> Placed:
+        """The layout where the files hold it."""
         if self.native is not None:
             return self.native
         files = [(file, recorded.rank) for (file, _), recorded in zip(self.opened, manifest.files, strict=True) if file]
