@@ -6,8 +6,8 @@ Source: transformers ``models/mixtral/modeling_mixtral.py`` and ``conversion_map
 
 from __future__ import annotations
 
+from tpshard.blocks import MIXTRAL, attention, decoder, expert_channels, experts, heads_of, norms
 from tpshard.config import Config
-from tpshard.partition import Heads, Padded, Units
 from tpshard.table import Table
 
 FAMILY = "mixtral"
@@ -15,35 +15,21 @@ MODEL_TYPES = ("mixtral",)
 
 
 def table(c: Config) -> Table:
-    hidden, query_heads = c.count("hidden_size"), c.count("num_attention_heads")
-    heads = Heads("heads", query_heads, c.count("num_key_value_heads", default=query_heads))
-    size = c.head_dim(query_heads)
-    q, kv = heads.query(size), heads.kv(size)
-    ffn = Units("expert_ffn", c.count("intermediate_size"), noun="channels of every expert").each()
-    vocab = Padded("vocab", c.count("vocab_size")).each()
-    experts = c.count("num_local_experts", "num_experts")
+    hidden, heads = c.count("hidden_size"), heads_of(c)
+    size = c.head_dim(heads.query_heads)
+    count = c.count("num_local_experts", "num_experts")
 
-    t = Table(layers=c.count("num_hidden_layers"), experts=experts, prefixes=("model.", ""))
-    t.embedding("@embed_tokens", vocab, hidden)
+    t = decoder(c, experts=count)
     layer = "@layers.{layer}"
-    t.linear(f"{layer}.self_attn.q_proj", q, hidden, role="q")
-    t.linear(f"{layer}.self_attn.k_proj", kv, hidden, role="k")
-    t.linear(f"{layer}.self_attn.v_proj", kv, hidden, role="v")
-    t.linear(f"{layer}.self_attn.o_proj", hidden, q, role="o")
+    attention(t, f"{layer}.self_attn", heads.query(size), heads.kv(size), hidden)
     with t.block("experts"):
-        t.linear(f"{layer}.block_sparse_moe.gate", experts, hidden, role="router")
-        expert = f"{layer}.block_sparse_moe.experts.{{expert}}"
-        t.linear(f"{expert}.w1", ffn, hidden, role="expert_gate")
-        t.linear(f"{expert}.w3", ffn, hidden, role="expert_up")
-        t.linear(f"{expert}.w2", hidden, ffn, role="expert_down")
+        t.linear(f"{layer}.block_sparse_moe.gate", count, hidden, role="router")
     with t.block("stacked experts"):
-        t.linear(f"{layer}.mlp.gate", experts, hidden, role="router")
-        t.tensor(f"{layer}.mlp.experts.gate_up_proj", experts, ffn * 2, hidden, role="expert_gate_up")
-        t.tensor(f"{layer}.mlp.experts.down_proj", experts, hidden, ffn, role="expert_down")
+        t.linear(f"{layer}.mlp.gate", count, hidden, role="router")
+    experts(
+        t, f"{layer}.block_sparse_moe.experts", count, expert_channels(c, "intermediate_size"), hidden,
+        names=MIXTRAL, bank=f"{layer}.mlp.experts",
+    )  # fmt: skip
     t.one_of("experts", "stacked experts")
-    t.norm(f"{layer}.input_layernorm", hidden)
-    t.norm(f"{layer}.post_attention_layernorm", hidden)
-    t.norm("@norm", hidden)
-    tied = c.flag("tie_word_embeddings", default=False)
-    t.head("lm_head", vocab, hidden, tied_to="@embed_tokens.weight" if tied else None)
+    norms(t, layer, ("input_layernorm", "post_attention_layernorm"), hidden)
     return t

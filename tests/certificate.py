@@ -16,9 +16,9 @@ import torch
 
 from tpshard.matching import Logical, Matched, match
 from tpshard.partition import partition
+from tpshard.roles import ROW as ROW_PARALLEL
 from tpshard.table import ADDED_ONCE, NEEDS_SUM, Table
 
-ROW_PARALLEL = {"embed", "o", "down", "expert_down", "shared_down", "ssm_out"}
 TOKENS = torch.tensor([[1, 5, 9, 2, 7, 11]])
 TOLERANCE = 1e-4  # norms and state-space scans run in float32 inside some models
 Tensors = Mapping[str, torch.Tensor]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .degrees import axes_of, describe_padding, describe_uneven, paddings, uneven
+from .degrees import axes_of, describe_held_whole, describe_padding, describe_uneven, held_whole, paddings, uneven
 from .layout import Layout
 from .manifest import Note
 from .partition import Dim
@@ -43,6 +43,7 @@ def conversion_report(
         files=[file.name for file in target.files],
         layout=layout.digest,
     )
+    report.held_whole = [describe_held_whole(axis, layout.size) for axis in held_whole(axes, layout.size)]
     if layout.size > 1:
         report.uneven = [describe_uneven(found) for found in uneven(axes, layout.size)]
         report.padding = [describe_padding(found) for found in paddings(axes, layout.size)]

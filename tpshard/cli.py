@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -301,10 +302,7 @@ def run(args: list[str] | None = None) -> int:
     except click.exceptions.Exit as exit_:
         return exit_.exit_code
     except (KeyboardInterrupt, click.Abort) as error:
-        ended = error if isinstance(error, Ended) else error.__cause__
-        cause, status = (ended.cause, ended.exit_status) if isinstance(ended, Ended) else ("interrupted", 130)
-        writes = any(word in _WRITING for word in words[:1])
-        return _say(f"{cause}; nothing was left at the output" if writes else cause, status)
+        return _ended(error, words)
     except click.ClickException as error:
         return _say(_usage(error), 2)
     except TpshardError as error:
@@ -319,6 +317,8 @@ def run(args: list[str] | None = None) -> int:
     except MemoryError:
         return _say("error: out of memory; lower --max-memory or --threads", StorageError.exit_status)
     except Exception as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11 wraps what is raised inside a __set_name__
+            return _ended(error, words)
         if os.environ.get("TPSHARD_TRACEBACK"):
             raise
         return _say(
@@ -326,6 +326,14 @@ def run(args: list[str] | None = None) -> int:
             "please report it with the output under TPSHARD_TRACEBACK=1",
             70,
         )
+
+
+def _ended(error: BaseException, words: Sequence[str]) -> int:
+    """Say that a signal ended the run, and with which status; the signal may be the error's cause."""
+    ended = error if isinstance(error, Ended) else error.__cause__
+    cause, status = (ended.cause, ended.exit_status) if isinstance(ended, Ended) else ("interrupted", 130)
+    writes = any(word in _WRITING for word in words[:1])
+    return _say(f"{cause}; nothing was left at the output" if writes else cause, status)
 
 
 def _usage(error: click.ClickException) -> str:

@@ -78,16 +78,37 @@ class Config:
             )
         return hidden // heads
 
-    def nested(self, name: str) -> Config:
-        """The configuration that ``name`` holds, as composite models have one for each part.
+    def nested(self, *names: str, **usual: Any) -> Config:
+        """The configuration that the first of ``names`` holds, as composite models have one for each part.
+
+        ``usual`` gives what released configs leave out since the config class of transformers has it by default.
 
         Raises:
-            DamagedError: ``name`` is not there or is not an object.
+            DamagedError: none of them is there, or it is not an object.
         """
-        value = self.values.get(name)
+        value = self.get(*names)
         if not isinstance(value, Mapping):
-            raise DamagedError(f"config.json: '{name}' is {value!r:.80}, not an object; restore it")
-        return Config(value)
+            raise DamagedError(f"config.json: '{names[0]}' is {value!r:.80}, not an object; restore it")
+        return Config({**usual, **{key: held for key, held in value.items() if held is not None or key not in usual}})
+
+    def with_usual(self, **usual: Any) -> Config:
+        """The same with values for keys that are not there: defaults of the config class of transformers."""
+        return Config({**usual, **self.values})
+
+    def listed(self, name: str, length: int) -> list[Any]:
+        """A list with an entry a layer, such as ``layer_types``.
+
+        Raises:
+            UnsupportedError: it is not there.
+            DamagedError: it is no list, or of another length.
+        """
+        value = self.get(name)
+        if value is None:
+            raise UnsupportedError(f"config.json has no '{name}'; the cut cannot be worked out without it")
+        if not isinstance(value, list) or len(value) < length:
+            found = f"{len(value)} entries" if isinstance(value, list) else f"{value!r:.80}"
+            raise DamagedError(f"config.json: '{name}' has {found} for {length} layers; restore it")
+        return value[:length]
 
     @property
     def model_type(self) -> str:

@@ -42,8 +42,13 @@ def axes_of(dims: Mapping[str, Sequence[Dim]]) -> dict[Axis, str]:
 
 
 def largest_degree(axes: Iterable[Axis]) -> int:
-    """The most ranks that all the axes can serve; 1 where nothing is cut."""
-    return min((axis.parts() for axis in axes), default=1)
+    """The most ranks that all the axes can serve; 1 where nothing is cut.
+
+    Axes that more ranks may hold whole do not limit it, unless there are no others.
+    """
+    axes = list(axes)
+    limits = [axis.parts() for axis in axes if not axis.or_whole]
+    return min(limits) if limits else max((axis.parts() for axis in axes), default=1)
 
 
 def equal_degrees(axes: Iterable[Axis], limit: int = 4096) -> list[int]:
@@ -64,6 +69,11 @@ def uneven(axes: Iterable[Axis], tp_size: int) -> list[Uneven]:
     return out
 
 
+def held_whole(axes: Iterable[Axis], tp_size: int) -> list[Axis]:
+    """The axes that every rank of this degree holds whole, having fewer parts than there are ranks."""
+    return [axis for axis in axes if axis.is_whole(tp_size)]
+
+
 def paddings(axes: Iterable[Axis], tp_size: int) -> list[Padding]:
     """What is padded at this degree."""
     found = [Padding(axis, sum(axis.padding(tp_size))) for axis in axes if isinstance(axis, Padded)]
@@ -82,13 +92,13 @@ def check_degree(tp_size: int, axes: Mapping[Axis, str], *, even: bool = False) 
         raise UsageError(f"a degree of {tp_size} makes no sense; the tensor-parallel degree is a whole number from 1")
     largest = largest_degree(axes)
     for axis, tensor in axes.items():
-        if tp_size > axis.parts():
+        if not axis.serves(tp_size):
             raise UnsupportedError(
                 f"{tensor} cannot be shared by {tp_size} ranks: its axis '{axis.name}' has {axis.describe()}, "
                 f"enough for at most {axis.parts()} ranks; this model takes degrees 1 to {largest}, "
                 f"in equal parts {listed(equal_degrees(axes))}"
             )
-    if tp_size > largest:  # also where no tensor is cut at all
+    if tp_size > largest:  # where no tensor is cut at all, or none would be
         raise UnsupportedError(f"no tensor of the model can be cut, so {tp_size} ranks cannot share it; take degree 1")
     if even:
         for axis, tensor in axes.items():
@@ -117,3 +127,8 @@ def describe_padding(found: Padding) -> str:
     """One line for people: ``3 padded vocabulary rows``."""
     noun = found.axis.noun_of("unit")
     return f"{found.units} padded {noun[:-1] if found.units == 1 and noun.endswith('s') else noun}"
+
+
+def describe_held_whole(axis: Axis, tp_size: int) -> str:
+    """One line for people: ``vision_heads: whole on every rank, its 4 heads are too few for 8 ranks``."""
+    return f"{axis.name}: whole on every rank, its {axis.describe()} are too few for {tp_size} ranks"

@@ -57,8 +57,8 @@ def parse_dim(texts: list[str], axes: Mapping[str, Axis]) -> Dim:
 
 
 def axis_fields(axis: Axis) -> dict[str, object]:
-    """The numbers of an axis as JSON: its kind and every field but the name."""
-    values = {key: value for key, value in vars(axis).items() if key != "name"}
+    """The numbers of an axis as JSON: its kind and every field but the name; what is false is left out."""
+    values = {key: value for key, value in vars(axis).items() if key != "name" and value is not False}
     return {"kind": axis.kind, **values}
 
 
@@ -75,7 +75,9 @@ def parse_axis(name: str, fields: Mapping[str, object]) -> Axis:
         raise LayoutError(f"axis {name!r:.80} is of the unknown kind {shown_value(given)}")
     values: dict[str, object] = {}
     for key, kind_of in kind.__annotations__.items():
-        value = fields.get(key)
+        value = fields.get(key, False if kind_of == "bool" else None)
+        if kind_of == "bool" and not isinstance(value, bool):
+            raise LayoutError(f"axis {name!r:.80}: {key} is {shown_value(value)}, not true or false")
         if kind_of == "int" and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 48):
             raise LayoutError(f"axis {name!r:.80}: {key} is {shown_value(value)}, not a positive whole number")
         if kind_of == "str" and not isinstance(value, str):

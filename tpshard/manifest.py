@@ -108,6 +108,16 @@ class Manifest:
         """The layout of the files."""
         return cut_layout(self.tensors, self.dims, self.tp_size)
 
+    def is_held_whole(self, name: str) -> bool:
+        """Whether every rank holds a tensor whole since its axes have fewer parts than there are ranks.
+
+        What the table says of a cut (added once, needs a sum) is then not so. A bias goes with its matrix.
+        """
+        matrix = f"{name.removesuffix('bias')}weight" if name.endswith("bias") else name
+        dims = self.dims.get(matrix, self.dims[name])
+        axes = [axis for dim in dims for axis in dim.axes]
+        return bool(axes) and all(axis.is_whole(self.tp_size) for axis in axes)
+
     @cached_property
     def content(self) -> str:
         """The identity of the weights, whatever their layout."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from .counting import counted
 from .errors import DamagedError, UnsupportedError, short
 from .partition import Dim, replicated
-from .table import Rule, Table, placeholders, rule_template, template_of
+from .table import Rule, Stack, Table, placed, placeholders, rule_template, template_of
 
 SHOWN = 5  # names listed in a message before "and N more"
 
@@ -59,6 +60,14 @@ class _Entry(NamedTuple):
     name: str  # with the prefix in place of @
     places: tuple[str, ...]  # '{layer}', '{expert}', or a literal number
 
+    def takes(self, numbers: tuple[int, ...]) -> bool:
+        """Whether these numbers in its template are a tensor of the rule."""
+        only = self.rule.layers
+        return all(
+            int(place) == n if not place.startswith("{") else only is None or place != "{layer}" or n in only
+            for place, n in zip(self.places, numbers, strict=True)
+        )
+
 
 def match(table: Table, tensors: Iterable[Logical], *, copy_unknown: bool = False) -> Matched:
     """Match all tensors of a checkpoint.
@@ -69,8 +78,8 @@ def match(table: Table, tensors: Iterable[Logical], *, copy_unknown: bool = Fals
     """
     tensors = list(tensors)
     names = [(tensor, *template_of(tensor.name)) for tensor in tensors]
-    prefix = _best_prefix(table, {template for _, template, _ in names})
-    entries = _entries(table, prefix)
+    prefixes = _best_prefixes(table, {template for _, template, _ in names})
+    entries = _entries(table, prefixes)
     rules: dict[str, Rule] = {}
     dims: dict[str, tuple[Dim, ...]] = {}
     unknown: list[str] = []
@@ -102,31 +111,38 @@ def match(table: Table, tensors: Iterable[Logical], *, copy_unknown: bool = Fals
             f"{'this tensor' if len(unknown) == 1 else 'these tensors'}, so how to cut is unknown; "
             "use --copy-unknown to keep such tensors whole on every rank"
         )
-    _require_complete(table, prefix, present)
-    tied = {alias.replace("@", prefix, 1): target.replace("@", prefix, 1) for alias, target in table.tied.items()}
+    for number, stack in enumerate(table.stacks):
+        of_stack = [entry for entry in _flat(entries) if entry.rule.stack == number]
+        if not stack.optional or any(id(entry.rule) in present for entry in of_stack):
+            _require_complete(table, number, stack, of_stack, present)
+    tied = {placed(tie.alias, prefixes[tie.stack]): placed(tie.target, prefixes[tie.stack]) for tie in table.tied}
     return Matched(rules, dims, tied, tuple(unknown))
 
 
-def _best_prefix(table: Table, templates: set[str]) -> str:
-    def hits(prefix: str) -> int:
-        return sum(rule_template(rule.name.replace("@", prefix, 1)) in templates for rule in table.rules)
+def _best_prefixes(table: Table, templates: set[str]) -> list[tuple[str, str]]:
+    """Of every stack the prefix under which most of its rules find a tensor."""
 
-    return max(table.prefixes, key=hits)
+    def hits(number: int, prefix: tuple[str, str]) -> int:
+        return sum(rule_template(placed(r.name, prefix)) in templates for r in table.rules if r.stack == number)
+
+    return [max(stack.pairs, key=partial(hits, number)) for number, stack in enumerate(table.stacks)]
 
 
-def _entries(table: Table, prefix: str) -> dict[str, list[_Entry]]:
+def _entries(table: Table, prefixes: Sequence[tuple[str, str]]) -> dict[str, list[_Entry]]:
     entries: dict[str, list[_Entry]] = {}
     for rule in table.rules:
-        name = rule.name.replace("@", prefix, 1)
+        name = placed(rule.name, prefixes[rule.stack])
         entries.setdefault(rule_template(name), []).append(_Entry(rule, name, placeholders(name)))
     return entries
 
 
+def _flat(entries: Mapping[str, Sequence[_Entry]]) -> list[_Entry]:
+    """All entries; those of one template lie together, and else in the table's order."""
+    return [entry for of_template in entries.values() for entry in of_template]
+
+
 def _entry(candidates: Sequence[_Entry], numbers: tuple[int, ...]) -> _Entry | None:
-    for entry in candidates:
-        if all(place.startswith("{") or int(place) == n for place, n in zip(entry.places, numbers, strict=True)):
-            return entry
-    return None
+    return next((entry for entry in candidates if entry.takes(numbers)), None)
 
 
 def _checked_dims(rule: Rule, tensor: Logical) -> tuple[Dim, ...]:
@@ -149,12 +165,14 @@ def _checked_dims(rule: Rule, tensor: Logical) -> tuple[Dim, ...]:
     return tuple(dims)
 
 
-def _require_complete(table: Table, prefix: str, present: Mapping[int, list[tuple[int, ...]]]) -> None:
+def _require_complete(
+    table: Table, number: int, stack: Stack, entries: Sequence[_Entry], present: Mapping[int, list[tuple[int, ...]]]
+) -> None:
+    """Every mandatory tensor of a stack is there, and none of a layer or expert that the config does not promise."""
     layers_of_block: dict[str, set[int]] = {}
-    found: list[tuple[Rule, str, set[int]]] = []
-    for rule in table.rules:
-        name = rule.name.replace("@", prefix, 1)
-        places = placeholders(name)
+    found: list[tuple[_Entry, set[int]]] = []
+    for entry in entries:
+        rule, name, places = entry
         numbers = present.get(id(rule), [])
         if "{layer}" not in places:
             if not numbers and not rule.optional:
@@ -162,36 +180,38 @@ def _require_complete(table: Table, prefix: str, present: Mapping[int, list[tupl
             continue
         at = places.index("{layer}")
         layers = {n[at] for n in numbers}
-        beyond = [layer for layer in layers if layer >= table.layers + table.extra_layers]
+        beyond = [layer for layer in layers if layer >= stack.layers + stack.extra_layers]
         if beyond:
             raise DamagedError(
                 f"{_filled(name, layer=min(beyond))} is there but the config promises only "
-                + counted(table.layers, "layer")
-                + (f" and {table.extra_layers:,} more for prediction" if table.extra_layers else "")
+                + counted(stack.layers, "layer")
+                + (f" and {stack.extra_layers:,} more for prediction" if stack.extra_layers else "")
                 + "; config.json and the weights are not of one model"
             )
         if "{expert}" in places:
-            _require_experts(table, name, places, numbers, layers)
+            _require_experts(stack, name, places, numbers, layers)
         if not rule.optional:
             layers_of_block.setdefault(rule.block, set()).update(layers)
-            found.append((rule, name, layers))
+            found.append((entry, layers))
     # Prediction layers past the last are held to the same as the others as soon as anything of one is there.
-    every = set(range(table.layers)).union(*layers_of_block.values())
+    every = set(range(stack.layers)).union(*layers_of_block.values())
     layers_of_block[""] = layers_of_block.get("", set()) | every
-    for rule, name, layers in found:
-        lacking = (layers_of_block[rule.block] & every) - layers
-        if lacking:
+    for entry, layers in found:
+        own, only = layers_of_block[entry.rule.block] & every, entry.rule.layers
+        promised = own if only is None else own & only
+        if promised - layers:
             raise DamagedError(
-                f"{_filled(name, layer=min(lacking))} is missing from the weights "
-                f"({len(layers & every)} of {len(layers_of_block[rule.block] & every)} layers have theirs); "
+                f"{_filled(entry.name, layer=min(promised - layers))} is missing from the weights "
+                f"({len(layers & every)} of {len(promised)} layers have theirs); "
                 "download or copy the checkpoint again"
             )
-    for blocks in table.choices:
-        for layer in sorted(every):
-            held = [block for block in blocks if layer in layers_of_block.get(block, ())]
+    for choice in table.choices:
+        chosen = every if choice.layers is None else every & choice.layers
+        for layer in sorted(chosen) if choice.stack == number else ():
+            held = [block for block in choice.blocks if layer in layers_of_block.get(block, ())]
             if not held:
                 raise DamagedError(
-                    f"layer {layer} holds none of: {', '.join(blocks)}; download or copy the checkpoint again"
+                    f"layer {layer} holds none of: {', '.join(choice.blocks)}; download or copy the checkpoint again"
                 )
             if len(held) > 1:
                 raise DamagedError(
@@ -201,20 +221,20 @@ def _require_complete(table: Table, prefix: str, present: Mapping[int, list[tupl
 
 
 def _require_experts(
-    table: Table, name: str, places: tuple[str, ...], numbers: Sequence[tuple[int, ...]], layers: set[int]
+    stack: Stack, name: str, places: tuple[str, ...], numbers: Sequence[tuple[int, ...]], layers: set[int]
 ) -> None:
     at_layer, at_expert = places.index("{layer}"), places.index("{expert}")
     held: dict[int, set[int]] = {layer: set() for layer in layers}
     for n in numbers:
         held[n[at_layer]].add(n[at_expert])
-    every = set(range(table.experts))
+    every = set(range(stack.experts))
     for layer, experts in held.items():
         if experts != every:
             wrong = min(experts ^ every)
             state = "is missing from the weights" if wrong in every else "is one too many"
             raise DamagedError(
                 f"{_filled(name, layer=layer, expert=wrong)} {state}: the config promises "
-                f"{counted(table.experts, 'expert')} and layer {layer} holds {len(experts):,}; "
+                f"{counted(stack.experts, 'expert')} and layer {layer} holds {len(experts):,}; "
                 "config.json and the weights are not of one model"
             )
 

@@ -9,7 +9,7 @@ order of the segments is the stored order, so every fusion is data.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import gcd
 from typing import NamedTuple, TypeAlias
@@ -24,12 +24,19 @@ MOST_GROUPS = 2**14  # a guard against hostile configs: models have at most a fe
 class Axis:
     """Something that is cut once for all tensors along it. Subclasses say how.
 
-    ``step`` units must stay together (a quantisation group, an FP8 block, a packing factor).
+    ``step`` units must stay together (a quantisation group, an FP8 block, a packing factor). With ``or_whole``
+    the axis is one that a rank can do without cutting (a tower beside a larger model): more ranks than it has
+    parts hold all of it each.
     """
 
     name: str
 
     kind = "axis"
+    or_whole = False  # whether more ranks than parts are served by holding the axis whole on every rank
+
+    def renamed(self, name: str, or_whole: bool) -> Axis:
+        """The same axis under another name; with ``or_whole`` one that more ranks than parts hold whole."""
+        return replace(self, name=name, or_whole=True) if or_whole else replace(self, name=name)  # type: ignore[call-arg]
 
     def views(self) -> dict[str, int]:
         """Unit count of every view."""
@@ -38,6 +45,14 @@ class Axis:
     def parts(self) -> int:
         """The most ranks that this axis can serve."""
         raise LayoutError(f"axis {self.name} has no parts")
+
+    def serves(self, tp_size: int) -> bool:
+        """Whether so many ranks can have the axis, each a part of it or, where the axis allows it, all of it."""
+        return self.or_whole or tp_size <= self.parts()
+
+    def is_whole(self, tp_size: int) -> bool:
+        """Whether every rank holds the whole axis since there are more ranks than parts."""
+        return self.or_whole and tp_size > self.parts()
 
     def bounds(self, view: str, tp_size: int) -> tuple[Bounds, ...]:
         """Units ``[start, stop)`` of ``view`` on every rank; ranks may share units (replication)."""
@@ -76,6 +91,7 @@ class Units(Axis):
     count: int
     step: int = 1
     noun: str = "units"
+    or_whole: bool = False
 
     kind = "units"
 
@@ -86,12 +102,16 @@ class Units(Axis):
         return -(-self.count // self.step)
 
     def bounds(self, view: str, tp_size: int) -> tuple[Bounds, ...]:
+        if self.is_whole(tp_size):
+            return ((0, self.count),) * tp_size
         return tuple(
             (min(start * self.step, self.count), min(stop * self.step, self.count))
             for start, stop in dealt(self.parts(), tp_size)
         )
 
     def is_equal(self, tp_size: int) -> bool:
+        if self.is_whole(tp_size):
+            return True
         return tp_size == 1 or (tp_size >= 1 and self.count % (self.step * tp_size) == 0)
 
     def noun_of(self, view: str) -> str:
@@ -103,7 +123,14 @@ class Units(Axis):
 
     def each(self, size: int = 1) -> Dim:
         """A dimension that stores ``size`` indices for every unit, in order."""
-        return Dim((Segment(self, "unit", 0, self.count, size),))
+        return self.run(0, self.count, size)
+
+    def run(self, start: int, stop: int, size: int = 1) -> Dim:
+        """A dimension that stores ``size`` indices for each of the units ``[start, stop)``, in order.
+
+        Sums of runs are fusions by blocks of units: CodeGen's ``[block][q v k][heads of the block][d]``.
+        """
+        return Dim((Segment(self, "unit", start, stop, size),))
 
 
 @dataclass(frozen=True)
@@ -123,6 +150,7 @@ class Heads(Axis):
     step: int = 1
     noun: str = "query heads"
     group_noun: str = "kv heads"
+    or_whole: bool = False
 
     kind = "heads"
 
@@ -155,12 +183,16 @@ class Heads(Axis):
         return self._bundles()
 
     def bounds(self, view: str, tp_size: int) -> tuple[Bounds, ...]:
+        if self.is_whole(tp_size):
+            return ((0, self.views()[view]),) * tp_size
         query = _query_bounds(self, tp_size)
         if view == "query":
             return query
         return tuple((start // self.group, -(-stop // self.group)) for start, stop in query)
 
     def is_equal(self, tp_size: int) -> bool:
+        if self.is_whole(tp_size):
+            return True
         if not 1 <= tp_size <= self.parts():
             return False
         if tp_size <= self._bundles():
@@ -392,7 +424,7 @@ def require(axis: Axis, tp_size: int) -> None:
     """Raise unless ``axis`` can serve ``tp_size`` ranks."""
     if tp_size < 1:
         raise UsageError(f"a degree of {tp_size} makes no sense; the tensor-parallel degree is a whole number from 1")
-    if tp_size > axis.parts():
+    if not axis.serves(tp_size):
         raise UnsupportedError(
             f"{tp_size} ranks cannot share the axis '{axis.name}' ({axis.describe()}): "
             f"at most {axis.parts()} ranks can; choose a degree from 1 to {axis.parts()}"

@@ -13,8 +13,8 @@ from itertools import accumulate, product
 from typing import NamedTuple
 
 from .intervals import PAD, Run, Runs, joined
-from .manifest import Manifest
-from .partition import Axis, Dim, Partition
+from .manifest import Manifest, Note
+from .partition import Axis, Dim, Partition, replicated
 
 Span = tuple[int, int]  # units [start, stop)
 Spans = tuple[Span, ...]  # in the order in which the rank stores them
@@ -63,8 +63,10 @@ def planned(manifest: Manifest) -> dict[str, Planned]:
     cuts = {stored.name: stored.pieces[0].cut for stored in manifest.layout.stored}
     out = {}
     for name, _, shape in manifest.tensors:
-        note = manifest.notes[name]
-        out[name] = Planned(name, shape, note.role, note.text, manifest.dims[name], cuts[name].dims)
+        note, dims = manifest.notes[name], manifest.dims[name]
+        if manifest.is_held_whole(name):  # at this degree it is like any other that every rank holds whole
+            note, dims = Note("whole"), tuple(map(replicated, shape))
+        out[name] = Planned(name, shape, note.role, note.text, dims, cuts[name].dims)
     return out
 
 

@@ -7,28 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from .intervals import PAD
 from .partition import Axis
 from .plancuts import CutDim, Planned, Spans, Stream, spans_text, tiling_fault, unit_noun, units_of
+from .roles import Part
 
 Said = tuple["Member", str]
 _MOST_HEADS = 2**16  # on one rank: a guard against hostile manifests, models have at most a few hundred
-
-
-class Part(NamedTuple):
-    """A part of a layer: the roles of its column-parallel matrices, its row-parallel one, and values a head."""
-
-    name: str
-    ins: frozenset[str]
-    outs: frozenset[str]
-    each: frozenset[str] = frozenset()
-
-    @property
-    def roles(self) -> frozenset[str]:
-        """All of them; a bias has its matrix's role with ``_bias``."""
-        return self.ins | self.outs | self.each
 
 
 @dataclass(frozen=True)

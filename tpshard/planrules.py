@@ -18,26 +18,15 @@ from typing import NamedTuple
 
 from .manifest import NAME, Manifest
 from .plancuts import CutDim, Planned, held_twice, hole, planned, read_dim
-from .planparts import Member, Part, judge_part, judge_vocabulary
+from .planparts import Member, judge_part, judge_vocabulary
 from .reports import Finding
+from .roles import PARTS, VOCABULARY, WHOLE, Part
 from .table import ADDED_ONCE, NEEDS_SUM
 from .traffic import NORM_ELEMENTS, traffic_dtype
 from .verdicts import FAILED, NOT_RUN, PASSED, LevelVerdict
 
 LEVEL = "plan"
-WHOLE = frozenset({
-    "position", "router", "shared_router", "q_a", "kv_a", "embed_projection", "head_projection",
-    "prediction_projection", "pooler", "vision", "buffer",
-})  # fmt: skip
-VOCABULARY = frozenset({"embed", "head", "prediction_embed", "prediction_head"})
-PARTS = (
-    Part("attention", frozenset({"q", "k", "v", "qkv", "q_b", "kv_b"}), frozenset({"o"}), frozenset({"sinks"})),
-    Part("feed-forward", frozenset({"gate", "up", "gate_up"}), frozenset({"down"})),
-    Part("experts", frozenset({"expert_gate", "expert_up", "expert_gate_up"}), frozenset({"expert_down"})),
-    Part("shared experts", frozenset({"shared_gate", "shared_up"}), frozenset({"shared_down"})),
-    Part("state space", frozenset({"ssm_in", "ssm_conv"}), frozenset({"ssm_out"}), frozenset({"ssm_head"})),
-)
-_ROW = frozenset(role for part in PARTS for role in part.outs)
+_ROW = frozenset(role for part in PARTS for role in part.outs | part.inner)
 _KNOWN = WHOLE | VOCABULARY | {"norm"} | {role for part in PARTS for role in part.roles}
 _NUMBER = re.compile(r"(?:^|\.)\d+(?=\.|$)")
 _IN_NAMES = re.compile(r"\.\d+(?=\.)")
@@ -221,8 +210,7 @@ def _judge_parts(book: _Book, part: Part, members: Sequence[Member]) -> None:
             ]
         for rest, message in known[key]:
             book.say(scope + rest, message.replace(_HERE, scope))
-    if part.name in ("attention", "state space", "feed-forward", "experts", "shared experts"):
-        book.layers["all_reduce"] += len(layers - extra)  # layers for prediction are not run when a model serves
+    book.layers["all_reduce"] += len(layers - extra)  # layers for prediction are not run when a model serves
     book.layers["norm_all_reduce"] += sum(
         m.role == "norm" and any(cut.axes and cut.axes[0] in _axes(scopes.get(scope, ())) for _, cut in m.cuts)
         for scope, of_scope in norms.items() for m in of_scope

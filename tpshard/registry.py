@@ -58,7 +58,11 @@ def table_for(values: Mapping[str, Any]) -> Table:
         UnsupportedError: no table serves its ``model_type``, or a count is missing.
         DamagedError: a count is not a whole number.
     """
-    config = Config(values)
+    return table_of(Config(values))
+
+
+def table_of(config: Config) -> Table:
+    """Like :func:`table_for`, for a part of a config that is a model's by itself (``text_config``)."""
     table: Table = _module(config).table(config)
     return table
 

@@ -64,6 +64,7 @@ def _conversion(report: Conversion) -> list[str]:
         each = size(low) if low == high else f"{size(low)} to {size(high)}"
         lines.append(f"  {each} a rank; sharded fraction {report.sharded_fraction:.4f}")
     lines += [f"  unequal: {text}" for text in report.uneven]
+    lines += [f"  not cut: {text}" for text in report.held_whole]
     lines += [f"  padding: {text}" for text in report.padding]
     lines += [f"  needs a sum over ranks: {pattern}" for pattern in report.needs_sum]
     lines += [f"  added once, whole on every rank: {pattern}" for pattern in report.added_once]
@@ -129,7 +130,7 @@ def _survey(report: Survey) -> list[str]:
             head = ("tp", "equal", "smallest rank", "largest rank", "all ranks", "sharded fraction")
             lines += ["", *table(head, rows)]
         for degree in report.degrees:
-            lines += [f"tp {degree.tp_size}: {text}" for text in (*degree.uneven, *degree.padding)]
+            lines += [f"tp {degree.tp_size}: {text}" for text in (*degree.uneven, *degree.held_whole, *degree.padding)]
             if not degree.possible:
                 lines.append(f"tp {degree.tp_size}: not possible: {degree.reason}")
     return lines

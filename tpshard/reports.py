@@ -50,6 +50,7 @@ class Conversion(Report):
     rank_bytes: list[int] = field(default_factory=list)  # of tensors, by rank
     sharded_fraction: float = 0.0  # 1: everything is cut; 0: everything is on every rank
     uneven: list[str] = field(default_factory=list)
+    held_whole: list[str] = field(default_factory=list)
     padding: list[str] = field(default_factory=list)
     needs_sum: list[str] = field(default_factory=list)  # patterns of norms along something cut
     added_once: list[str] = field(default_factory=list)  # patterns of biases whole on every rank
@@ -111,6 +112,7 @@ class Degree:
     rank_bytes: list[int] = field(default_factory=list)
     sharded_fraction: float = 0.0
     uneven: list[str] = field(default_factory=list)
+    held_whole: list[str] = field(default_factory=list)
     padding: list[str] = field(default_factory=list)
 
 

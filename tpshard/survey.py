@@ -10,9 +10,11 @@ from .checkpoint import Checkpoint, open_checkpoint
 from .degrees import (
     axes_of,
     check_degree,
+    describe_held_whole,
     describe_padding,
     describe_uneven,
     equal_degrees,
+    held_whole,
     largest_degree,
     paddings,
     uneven,
@@ -117,6 +119,7 @@ def _degree(tp_size: int, axes: Mapping[Axis, str], held: list[int], total: int)
         rank_bytes=held,
         sharded_fraction=sharded_fraction(held, total),
         uneven=[describe_uneven(found) for found in uneven(axes, tp_size)],
+        held_whole=[describe_held_whole(axis, tp_size) for axis in held_whole(axes, tp_size)],
         padding=[describe_padding(found) for found in paddings(axes, tp_size)],
     )
 

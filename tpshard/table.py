@@ -4,21 +4,26 @@ A table is a list of rules made by a function of the model's config. A rule's na
 placeholders ``{layer}`` and ``{expert}`` (any further ones are free numbers) and start with ``@``
 for the prefixes under which checkpoints store the decoder. Exactly one rule must match a tensor,
 and every mandatory rule must match: silence never means replicate.
+
+A model of several stacks of layers (encoder and decoder, a tower beside a language model) has a
+:class:`Stack` for each, with layers and prefixes of its own; :meth:`Table.include` takes over the
+table of a part that is a model by itself.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypeAlias
 
 from .errors import UnsupportedError
 from .partition import AnyDim, Axis, Dim
 
 ADDED_ONCE = "added once: whole on every rank, the runtime adds it after the sum over ranks"
 NEEDS_SUM = "needs a sum over ranks: the norm spans what is cut"
+NEEDS_GATHER = "needs a gather over ranks: what comes next sees all of it"
 MOST = 2**16  # a guard against hostile configs: matching lists the layers and experts that must be there
 
 # "01" and numbers beyond any layer's are parts of a name like others: no rule's number stands for them.
@@ -30,7 +35,8 @@ class Rule(NamedTuple):
     """How the tensors of one name pattern are cut.
 
     ``dims`` has one entry a dimension: a :class:`Dim`, a whole number (kept whole, of that length),
-    or None (kept whole, of any length).
+    or None (kept whole, of any length). ``stack`` is the number of the rule's :class:`Stack`; with
+    ``layers`` the rule is of those layers alone, and each of them has its tensor.
     """
 
     name: str
@@ -39,6 +45,52 @@ class Rule(NamedTuple):
     optional: bool
     block: str
     note: str
+    stack: int = 0
+    layers: frozenset[int] | None = None
+
+
+Prefix: TypeAlias = "str | tuple[str, str]"
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Layers that are counted by themselves, and under which prefixes checkpoints store them.
+
+    Args:
+        layers: how many layers the config promises; ``{layer}`` runs over them.
+        experts: how many experts ``{expert}`` runs over.
+        extra_layers: layers past the last that a checkpoint may hold as well (prediction layers).
+        prefixes: pairs of what ``@`` stands for and what stands before names without it, most usual first; a
+            string is the first of a pair whose second is empty.
+        optional: whether a checkpoint may lack the whole stack; where it has any of it, it has all.
+
+    Raises:
+        UnsupportedError: more layers or experts than any model has.
+    """
+
+    layers: int = 0
+    experts: int = 0
+    extra_layers: int = 0
+    prefixes: Sequence[Prefix] = ("",)
+    optional: bool = False
+
+    def __post_init__(self) -> None:
+        for what, count in (("layers", self.layers + self.extra_layers), ("experts", self.experts)):
+            if count > MOST:
+                raise UnsupportedError(
+                    f"config.json promises {count} {what}, more than the {MOST} that are supported; correct it"
+                )
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """The prefixes, all of them as pairs."""
+        return tuple((prefix, "") if isinstance(prefix, str) else prefix for prefix in self.prefixes)
+
+
+def placed(name: str, prefix: tuple[str, str]) -> str:
+    """A rule's name under a stack's prefix."""
+    inner, outer = prefix
+    return name.replace("@", inner, 1) if "@" in name else outer + name
 
 
 def template_of(name: str) -> tuple[str, tuple[int, ...]]:
@@ -59,15 +111,27 @@ def rule_template(name: str) -> str:
     return ".".join("#" if part.isdigit() or _PLACE.fullmatch(part) else part for part in name.split("."))
 
 
+class Tie(NamedTuple):
+    """A tensor that is another where the files do not store it; the names are as in rules of ``stack``."""
+
+    alias: str
+    target: str
+    stack: int
+
+
+class Choice(NamedTuple):
+    """Every layer of the stack (of ``layers``, where given) holds exactly one of the blocks."""
+
+    blocks: tuple[str, ...]
+    stack: int
+    layers: frozenset[int] | None
+
+
 @dataclass
 class Table:
     """The rules of one model, and what is known of their number.
 
-    Args:
-        layers: how many layers the config promises; ``{layer}`` runs over them.
-        experts: how many experts ``{expert}`` runs over.
-        extra_layers: layers past the last that a checkpoint may hold as well (prediction layers).
-        prefixes: what ``@`` stands for, most usual first.
+    ``layers``, ``experts``, ``extra_layers`` and ``prefixes`` are those of the first stack, as in :class:`Stack`.
 
     Raises:
         UnsupportedError: more layers or experts than any model has.
@@ -76,24 +140,27 @@ class Table:
     layers: int
     experts: int = 0
     extra_layers: int = 0
-    prefixes: Sequence[str] = ("",)
+    prefixes: Sequence[Prefix] = ("",)
     rules: list[Rule] = field(default_factory=list)
-    tied: dict[str, str] = field(default_factory=dict)
-    choices: list[tuple[str, ...]] = field(default_factory=list)
+    tied: list[Tie] = field(default_factory=list)
+    choices: list[Choice] = field(default_factory=list)
+    stacks: list[Stack] = field(default_factory=list)
     _block: str = ""
+    _stack: int = 0
+    _only: frozenset[int] | None = None
 
     def __post_init__(self) -> None:
-        for what, count in (("layers", self.layers + self.extra_layers), ("experts", self.experts)):
-            if count > MOST:
-                raise UnsupportedError(
-                    f"config.json promises {count} {what}, more than the {MOST} that are supported; correct it"
-                )
+        self.stacks.append(Stack(self.layers, self.experts, self.extra_layers, self.prefixes))
 
     # -- rules ------------------------------------------------------------------------------------
 
     def tensor(self, name: str, *dims: AnyDim | None, role: str, optional: bool = False, note: str = "") -> None:
         """A tensor with one entry of ``dims`` for each dimension."""
-        self.rules.append(Rule(name, dims, role, optional, self._block, note))
+        self.rules.append(Rule(name, dims, role, optional, self._block, note, self._stack, self._only))
+
+    def whole(self, name: str, *dims: AnyDim | None, why: str, optional: bool = False) -> None:
+        """A tensor that every rank holds whole, and why a good engine would keep it so."""
+        self.tensor(name, *dims, role="whole", optional=optional, note=f"whole: {why}")
 
     def linear(
         self,
@@ -104,13 +171,14 @@ class Table:
         role: str,
         bias: bool | None = False,
         optional: bool = False,
+        note: str = "",
     ) -> None:
         """``weight [out, in]`` and, where ``bias`` is True (or None: maybe), ``bias [out]``.
 
         Cut along ``out`` it is column-parallel and its bias is cut along; cut along ``in`` it is
-        row-parallel and its bias is added once, after the sum over ranks.
+        row-parallel and its bias is added once, after the sum over ranks. ``note`` is the weight's.
         """
-        self.tensor(f"{name}.weight", out, into, role=role, optional=optional)
+        self.tensor(f"{name}.weight", out, into, role=role, optional=optional, note=note)
         self._bias(name, out, into, role, bias, optional)
 
     def conv1d(
@@ -139,12 +207,18 @@ class Table:
         """``weight [vocab, width]``."""
         self.tensor(f"{name}.weight", vocab, width, role=role)
 
-    def head(self, name: str, vocab: AnyDim, width: int, *, tied_to: str | None, bias: bool | None = False) -> None:
+    def head(
+        self, name: str, vocab: AnyDim, width: AnyDim | None, *, tied_to: str | None, bias: bool | None = False
+    ) -> None:
         """The output head ``weight [vocab, width]``; with ``tied_to`` it may be absent and is then that tensor."""
         self.tensor(f"{name}.weight", vocab, width, role="head", optional=tied_to is not None)
         self._bias(name, vocab, width, "head", bias, False)
         if tied_to is not None:
-            self.tied[f"{name}.weight"] = tied_to
+            self.tie(f"{name}.weight", tied_to)
+
+    def tie(self, alias: str, target: str) -> None:
+        """The tensor ``alias`` is ``target`` where the files do not store it; both names are of one stack."""
+        self.tied.append(Tie(alias, target, self._stack))
 
     # -- which layers hold what -------------------------------------------------------------------
 
@@ -161,8 +235,76 @@ class Table:
             self._block = outer
 
     def one_of(self, *blocks: str) -> None:
-        """Every layer holds exactly one of these blocks (dense or experts, attention or state space)."""
-        self.choices.append(blocks)
+        """Every layer holds exactly one of these blocks (dense or experts, attention or state space).
+
+        Under :meth:`only` that is said of those layers.
+        """
+        self.choices.append(Choice(blocks, self._stack, self._only))
+
+    @contextmanager
+    def only(self, layers: Iterable[int]) -> Iterator[None]:
+        """Rules inside are of these layers alone, where the config says which they are; each of them has them all.
+
+        Two rules of one name that are of different layers may differ in their dimensions.
+        """
+        outer, self._only = self._only, frozenset(layers)
+        try:
+            yield
+        finally:
+            self._only = outer
+
+    # -- parts of the model ------------------------------------------------------------------------
+
+    @contextmanager
+    def stack(
+        self,
+        layers: int = 0,
+        *,
+        experts: int = 0,
+        extra_layers: int = 0,
+        prefixes: Sequence[Prefix] = ("",),
+        optional: bool = False,
+    ) -> Iterator[None]:
+        """Rules inside are of a :class:`Stack` of their own."""
+        outer = self._stack
+        self.stacks.append(Stack(layers, experts, extra_layers, prefixes, optional))
+        self._stack = len(self.stacks) - 1
+        try:
+            yield
+        finally:
+            self._stack = outer
+
+    def include(
+        self, part: Table, *prefixes: Prefix, axes: str = "", or_whole: bool = False, optional: bool = False
+    ) -> None:
+        """Take over the table of a part that is a model by itself: a tower, the language model beside it.
+
+        Args:
+            part: its table.
+            prefixes: what its ``@`` stands for here, and what stands before its names without ``@``.
+            axes: what is put before the names of its axes; no two axes of a model have one name.
+            or_whole: ranks that are more than an axis of the part has units hold the part whole.
+            optional: whether a checkpoint may lack the part.
+        """
+        first, pairs = len(self.stacks), Stack(prefixes=prefixes).pairs
+        own, *others = part.stacks
+        self.stacks.append(replace(own, prefixes=pairs, optional=own.optional or optional))
+        for stack in others:
+            below = tuple((outer + a, outer + b) for _, outer in pairs for a, b in stack.pairs)
+            self.stacks.append(replace(stack, prefixes=below, optional=stack.optional or optional))
+        known: dict[Axis, Axis] = {}
+
+        def here(dim: AnyDim | None) -> AnyDim | None:
+            if not isinstance(dim, Dim):
+                return dim
+            for axis in dim.axes:
+                known.setdefault(axis, axis.renamed(axes + axis.name, or_whole or axis.or_whole))
+            return Dim(tuple([s if s.axis is None else s._replace(axis=known[s.axis]) for s in dim.segments]))
+
+        for rule in part.rules:
+            self.rules.append(rule._replace(dims=tuple(map(here, rule.dims)), stack=rule.stack + first))
+        self.tied += [tie._replace(stack=tie.stack + first) for tie in part.tied]
+        self.choices += [choice._replace(stack=choice.stack + first) for choice in part.choices]
 
     @property
     def axes(self) -> tuple[Axis, ...]:

@@ -4,7 +4,8 @@ A plan that left a row-parallel matrix whole on every rank must show as a sum th
 cut may not say whether there is a sum. The kinds of points:
 
 * ``sum``: the output of a module that holds a row-parallel tensor, or of the vocabulary's embedding;
-* ``gather``: the output of the head, cut along the vocabulary;
+* ``gather``: the output of the head, cut along the vocabulary, and of any matrix whose table says that what
+  comes next sees all of it;
 * ``needs_sum``: the *input* of a norm that spans what is cut; its ranks' parts are put together first;
 * ``replicated``: the output of a module whose tensors are whole on every rank: no collective, but every
   rank's output is compared with the reference's.
@@ -16,36 +17,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from tpshard.manifest import Manifest, Note
-from tpshard.table import ADDED_ONCE, NEEDS_SUM
+from tpshard.roles import COLUMN, EXPERTS, HEAD, PREDICTION, ROW
+from tpshard.table import ADDED_ONCE, NEEDS_GATHER, NEEDS_SUM
 
 from .skeleton import Skeleton
-
-ROW = frozenset({"embed", "o", "down", "expert_down", "shared_down", "ssm_out"})
-COLUMN = frozenset(
-    {
-        "q",
-        "k",
-        "v",
-        "qkv",
-        "gate",
-        "up",
-        "gate_up",
-        "q_b",
-        "kv_b",
-        "expert_gate",
-        "expert_up",
-        "expert_gate_up",
-        "shared_gate",
-        "shared_up",
-        "ssm_in",
-        "ssm_conv",
-        "ssm_head",
-        "sinks",
-    }
-)
-HEAD = frozenset({"head"})
-EXPERTS = frozenset({"expert_down", "expert_gate", "expert_up", "expert_gate_up"})
-PREDICTION = frozenset({"prediction_head", "prediction_embed"})
 
 
 @dataclass(frozen=True)
@@ -65,6 +40,11 @@ class Point:
     def block(self) -> str:
         """The block that a reader would look at: the module around."""
         return self.path.rpartition(".")[0] or self.path
+
+
+def met_as(manifest: Manifest, name: str) -> Note:
+    """The note of a tensor, or that of one that is whole where the degree leaves its axes uncut."""
+    return Note("whole") if manifest.is_held_whole(name) else manifest.notes[name]
 
 
 def base_role(note: Note) -> str:
@@ -89,13 +69,16 @@ def points_of(skeleton: Skeleton, manifest: Manifest) -> dict[str, Point]:
         if not names:
             continue
         leaf = next(module.children(), None) is None
-        notes = [manifest.notes[name] for name in names]
+        notes = [met_as(manifest, name) for name in names]
         roles = {base_role(note) for note in notes}
         if module is outputs or (roles & HEAD and module is not inputs and leaf):
             weight = skeleton.recipe_of(f"{path}.weight")
             found[path] = Point(path, "gather", weight.tensors[0][0] if weight else names[0])
         elif module is inputs or roles & ROW:
             found[path] = Point(path, "sum", experts=bool(roles & EXPERTS))
+        elif any(note.text == NEEDS_GATHER for note in notes):
+            marked = next(name for name, note in zip(names, notes, strict=True) if note.text == NEEDS_GATHER)
+            found[path] = Point(path, "gather", marked)
         elif any(note.text == NEEDS_SUM for note in notes):
             marked = next(name for name, note in zip(names, notes, strict=True) if note.text == NEEDS_SUM)
             found[path] = Point(path, "needs_sum", marked)
@@ -109,8 +92,11 @@ def added_once(manifest: Manifest) -> frozenset[str]:
     return frozenset(
         name
         for name, note in manifest.notes.items()
-        if note.text == ADDED_ONCE
-        or (note.role.endswith("_bias") and base_role(note) in ROW and not any(d.axes for d in manifest.dims[name]))
+        if not manifest.is_held_whole(name)
+        and (
+            note.text == ADDED_ONCE
+            or (note.role.endswith("_bias") and base_role(note) in ROW and not any(d.axes for d in manifest.dims[name]))
+        )
     )
 
 

@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 from tpshard.manifest import Manifest
+from tpshard.roles import COLUMN
 from tpshard.traffic import NORM_ELEMENTS
 
 from .exchange import Exchange, entered, gathered, joined, summed
-from .points import COLUMN, Point, base_role
+from .points import Point, base_role
 from .skeleton import Skeleton
 from .stores import Part, Store, spans
 from .ways import LOCAL

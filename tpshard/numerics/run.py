@@ -28,7 +28,7 @@ from .lockstep import OutOfStepError, ParticipantError, ThreadGroup
 from .memory import Scratch
 from .metrics import logit_metrics, perplexity
 from .participant import Participant
-from .points import added_once, points_of, replicated
+from .points import added_once, met_as, points_of, replicated
 from .skeleton import Skeleton
 from .stores import TILE_BYTES, native_dtype, rank_store, source_store
 from .ways import LOCAL
@@ -189,11 +189,12 @@ class LockstepRun:
         terms, group = self.terms, ThreadGroup(self.tp_size + 1, self._resolve)
         tile = TILE_BYTES if terms.max_memory is None else tile_bytes(terms.max_memory)
         once = added_once(self.manifest)
+        notes = {name: met_as(self.manifest, name) for name in self.manifest.notes}
         participants = [
             (LocalParticipant if number and terms.mode == LOCAL else Participant)(
                 number, skeleton, store, self.judge.points,
                 compute=terms.dtype, device=terms.device, batch=self.batch, group=group, once=once,
-                exact=replicated(self.manifest.notes, once), tile_bytes=tile,
+                exact=replicated(notes, once), tile_bytes=tile,
                 coverage=self.coverage if number == 0 else None, shapes=self.shapes,
             )
             for number, (skeleton, store) in enumerate(zip(self.skeletons, self.stores, strict=True))
