@@ -1,90 +1,72 @@
-"""DeepSeek-V2 and V3: latent attention, dense layers first, then routed and shared experts.
+"""DeepSeek-V2, V3 and V3.2, and those with the same blocks: latent attention, dense layers first, then experts.
 
 The down-projections to the latents (``q_a``, ``kv_a``) and their norms are whole; what leads from a latent
 to the heads is cut by head. V3's hub files hold prediction layers past the last one, whose embedding and
-head repeat the model's own.
-Source: transformers ``models/deepseek_v{2,3}/modeling_deepseek_v*.py``; prediction layers: the weights'
-documentation in deepseek-ai/DeepSeek-V3, ``README_WEIGHTS.md``.
+head repeat the model's own. The indexer of V3.2 is whole; GLM-5 has one in some layers, which the next ones use.
+Source: transformers ``models/deepseek_v{2,3,32}/modeling_deepseek_v*.py`` and the modules of the other model types.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from tpshard.blocks import (
+    channels_of, decoder, expert_channels, gated_mlp, latent_attention, norms, token_indexer, vocabulary_of,
+)  # fmt: skip
 from tpshard.config import Config
-from tpshard.partition import Padded, Units
+from tpshard.mixtures import CORRECTION, mixed_layers, mixture, prediction, shared_channels
 from tpshard.table import Table
 
 FAMILY = "deepseek"
-MODEL_TYPES = ("deepseek_v2", "deepseek_v3")
+MODEL_TYPES = (
+    "axk1", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "minicpm3", "sarvam_mla",
+    "youtu",
+)  # fmt: skip
+DENSE = ("minicpm3", "youtu")  # without experts, and tied where the config does not say
+INDEXED = ("deepseek_v32", "glm_moe_dsa")
+FIRST_DENSE = {"deepseek_v2": 0, "deepseek_v3": 3, "deepseek_v32": 3, "glm_moe_dsa": 3}  # else 1
 
 
 def table(c: Config) -> Table:
-    hidden = c.count("hidden_size")
-    heads = Units("heads", c.count("num_attention_heads"), noun="attention heads")
-    nope, rope, value = c.count("qk_nope_head_dim"), c.count("qk_rope_head_dim"), c.count("v_head_dim")
-    latent, bias = c.count("kv_lora_rank"), c.flag("attention_bias", default=False)
-    vocab = Padded("vocab", c.count("vocab_size")).each()
-    extra = c.number("num_nextn_predict_layers")
-    experts = c.number("n_routed_experts")
+    kind, dense = c.model_type, c.model_type in DENSE
+    if kind == "minicpm3":
+        c = c.with_usual(v_head_dim=c.count("hidden_size") // c.count("num_attention_heads"))
+    hidden, extra = c.count("hidden_size"), c.number("num_nextn_predict_layers", "num_mtp_layers")
+    experts = 0 if dense else c.number("n_routed_experts", "num_experts", "num_local_experts")
+    layers = mixed_layers(c, first_dense=FIRST_DENSE.get(kind, 1) if experts else c.count("num_hidden_layers"),
+                          predicted=extra)  # fmt: skip
 
-    t = Table(layers=c.count("num_hidden_layers"), experts=experts, extra_layers=extra, prefixes=("model.", ""))
-    t.embedding("@embed_tokens", vocab, hidden)
+    t = decoder(c, experts=experts, extra_layers=extra, tied=dense)
     layer = "@layers.{layer}"
-    q_latent = c.get("q_lora_rank")
-    if q_latent is None:
-        t.linear(f"{layer}.self_attn.q_proj", heads.each(nope + rope), hidden, role="q")
-    else:
-        q_latent = c.count("q_lora_rank")
-        t.linear(f"{layer}.self_attn.q_a_proj", q_latent, hidden, role="q_a", bias=bias)
-        t.norm(f"{layer}.self_attn.q_a_layernorm", q_latent)
-        t.linear(f"{layer}.self_attn.q_b_proj", heads.each(nope + rope), q_latent, role="q_b")
-    t.linear(f"{layer}.self_attn.kv_a_proj_with_mqa", latent + rope, hidden, role="kv_a", bias=bias)
-    t.norm(f"{layer}.self_attn.kv_a_layernorm", latent)
-    t.linear(f"{layer}.self_attn.kv_b_proj", heads.each(nope + value), latent, role="kv_b")
-    t.linear(f"{layer}.self_attn.o_proj", hidden, heads.each(value), role="o", bias=bias)
-    t.norm(f"{layer}.input_layernorm", hidden)
-    t.norm(f"{layer}.post_attention_layernorm", hidden)
-    _feed_forward(t, c, layer, hidden, experts)
-    with t.block("prediction"):
-        t.norm(f"{layer}.enorm", hidden)
-        t.norm(f"{layer}.hnorm", hidden)
-        t.linear(f"{layer}.eh_proj", hidden, 2 * hidden, role="prediction_projection")
-        t.norm(f"{layer}.shared_head.norm", hidden)
-        t.linear(f"{layer}.shared_head.head", vocab, hidden, role="prediction_head", optional=True)
-        t.linear(f"{layer}.embed_tokens", vocab, hidden, role="prediction_embed", optional=True)
-    t.norm("@norm", hidden)
-    tied = c.flag("tie_word_embeddings", default=False)
-    t.head("lm_head", vocab, hidden, tied_to="@embed_tokens.weight" if tied else None)
+    # Youtu's layers are small beside the way to its latent: a twelfth of each would be whole on every rank.
+    latent_attention(c, t, f"{layer}.self_attn", bias=c.flag("attention_bias", default=False), gathered=kind == "youtu")
+    if kind in INDEXED:
+        with t.only(_choosing(c, extra)):
+            token_indexer(c, t, f"{layer}.self_attn.indexer")
+    norms(t, layer, ("input_layernorm", "post_attention_layernorm"), hidden)
+    bias = c.flag("mlp_bias", default=False)
+    if layers.dense:
+        with t.only(layers.dense):
+            gated_mlp(t, f"{layer}.mlp", channels_of(c), hidden, bias=bias)
+    if layers.sparse:
+        width = c.count("moe_intermediate_size")
+        with t.only(layers.sparse):
+            mixture(
+                t, f"{layer}.mlp", experts, expert_channels(c, "moe_intermediate_size"), hidden, bias=bias,
+                correction=None if kind == "deepseek_v2" else CORRECTION,
+                shared=shared_channels(c.number("n_shared_experts", "num_shared_experts") * width),
+            )  # fmt: skip
+            if kind == "axk1":
+                t.norm(f"{layer}.post_mlp_layernorm", hidden)
+        prediction(t, layer, vocabulary_of(c), hidden)
     return t
 
 
-def _feed_forward(t: Table, c: Config, layer: str, hidden: int, experts: int) -> None:
-    ffn = Units("ffn", c.count("intermediate_size"), noun="feed-forward channels").each()
-    bias = c.flag("mlp_bias", default=False)
-    with t.block("dense"):
-        t.linear(f"{layer}.mlp.gate_proj", ffn, hidden, role="gate", bias=bias)
-        t.linear(f"{layer}.mlp.up_proj", ffn, hidden, role="up", bias=bias)
-        t.linear(f"{layer}.mlp.down_proj", hidden, ffn, role="down", bias=bias)
-    if not experts:
-        t.one_of("dense")
-        return
-    width, shared_experts = c.count("moe_intermediate_size"), c.number("n_shared_experts")
-    own = Units("expert_ffn", width, noun="channels of every expert").each()
-    with t.block("router"):
-        t.linear(f"{layer}.mlp.gate", experts, hidden, role="router")
-        corrected = c.model_type == "deepseek_v3"
-        t.tensor(f"{layer}.mlp.gate.e_score_correction_bias", experts, role="router_bias", optional=not corrected)
-        if shared_experts:
-            shared = Units("shared_ffn", shared_experts * width, noun="channels of the shared experts").each()
-            t.linear(f"{layer}.mlp.shared_experts.gate_proj", shared, hidden, role="shared_gate", bias=bias)
-            t.linear(f"{layer}.mlp.shared_experts.up_proj", shared, hidden, role="shared_up", bias=bias)
-            t.linear(f"{layer}.mlp.shared_experts.down_proj", hidden, shared, role="shared_down", bias=bias)
-    with t.block("experts"):
-        expert = f"{layer}.mlp.experts.{{expert}}"
-        t.linear(f"{expert}.gate_proj", own, hidden, role="expert_gate")
-        t.linear(f"{expert}.up_proj", own, hidden, role="expert_up")
-        t.linear(f"{expert}.down_proj", hidden, own, role="expert_down")
-    with t.block("stacked experts"):
-        t.tensor(f"{layer}.mlp.experts.gate_up_proj", experts, own * 2, hidden, role="expert_gate_up")
-        t.tensor(f"{layer}.mlp.experts.down_proj", experts, hidden, own, role="expert_down")
-    t.one_of("dense", "router")
-    t.one_of("dense", "experts", "stacked experts")
+def _choosing(c: Config, extra: int) -> Iterable[int]:
+    """The layers that choose tokens themselves: all, or by ``indexer_types``, a pattern, or one in so many."""
+    count = c.count("num_hidden_layers")
+    kinds = c.get("indexer_types", "index_topk_pattern")
+    if kinds is None:
+        every, offset = max(c.number("index_topk_freq", default=1), 1), c.number("index_skip_topk_offset", default=2)
+        kinds = ["full" if max(at - offset + 1, 0) % every == 0 else "shared" for at in range(count)]
+    return [at for at, kind in enumerate(kinds) if kind in ("full", "F")] + [*range(count, count + extra)]

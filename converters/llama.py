@@ -10,22 +10,28 @@ from tpshard.config import Config
 from tpshard.table import Table
 
 FAMILY = "llama"
-MODEL_TYPES = ("cwm", "granite", "helium", "llama", "ministral", "mistral", "qwen2", "qwen3", "smollm3")
+MODEL_TYPES = (
+    "cwm", "emu3_text_model", "ernie4_5", "granite", "helium", "internlm3", "iquestcoder", "llama", "ministral",
+    "ministral3", "mistral", "qwen2", "qwen3", "seed_oss", "smollm3",
+)  # fmt: skip
+
+TIED = ("ernie4_5", "smollm3")  # unless the config says otherwise
+QKV_BIAS = ("qwen2", "seed_oss")  # the same; the output matrix has none
+HEADS_OF_128 = ("ernie4_5", "internlm3", "iquestcoder", "ministral3", "seed_oss")  # the same
 
 
 def table(c: Config) -> Table:
     hidden, heads, ffn = c.count("hidden_size"), heads_of(c), channels_of(c)
-    size = c.head_dim(heads.query_heads)
+    size = c.head_dim(heads.query_heads, default=128 if c.model_type in HEADS_OF_128 else None)
     # Where the config demands a bias it must be there; where it says nothing, files converted from elsewhere have some.
-    attention_bias = c.flag("attention_bias", default=False) or None
-    mlp_bias = c.flag("mlp_bias", default=False) or None
+    some_bias = c.flag("attention_bias", "qkv_bias", "use_bias", default=False) or None
+    qkv_bias = c.flag("attention_bias", default=True) or None if c.model_type in QKV_BIAS else some_bias
+    out_bias = c.flag("attention_out_bias", default=False) or None if c.model_type in QKV_BIAS else some_bias
+    mlp_bias = c.flag("mlp_bias", "use_bias", "bias", default=False) or None
 
-    t = decoder(c, tied=c.model_type == "smollm3")
+    t = decoder(c, tied=c.model_type in TIED)
     layer = "@layers.{layer}"
-    attention(
-        t, f"{layer}.self_attn", heads.query(size), heads.kv(size), hidden,
-        bias=c.model_type == "qwen2" or attention_bias, out_bias=attention_bias,
-    )  # fmt: skip
+    attention(t, f"{layer}.self_attn", heads.query(size), heads.kv(size), hidden, bias=qkv_bias, out_bias=out_bias)
     if c.model_type == "qwen3":
         norms(t, f"{layer}.self_attn", ("q_norm", "k_norm"), size)
     t.tensor(f"{layer}.self_attn.rotary_emb.inv_freq", None, role="buffer", optional=True)  # files of 2023

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import manifest as manifests
+from .config import CONFIG
 from .errors import TpshardError
 from .listing import CARD, shown, storage_error
 from .manifest import Manifest
 from .reports import Finding
 from .sidefiles import file_sha256, size_of
-from .strictjson import parse_object
+from .strictjson import parse_config
 
-CONFIG = "config.json"
 _LARGEST_CONFIG = 16 << 20  # bytes; a source with a larger one is refused
 _NAMED = 5  # strangers that a note names
 
@@ -87,6 +87,8 @@ def config_structure(root: Path, manifest: Manifest) -> list[Finding]:
     """
     path = root / CONFIG
     size = size_of(path)
+    if manifest.is_adapter:  # its cut follows from the config of its base model, which does not lie here
+        return []
     if size is None or file_sha256(path) == manifest.origin.config_sha256:
         return []
     why = "is too large to be read" if size > _LARGEST_CONFIG else _contradiction(path, manifest)
@@ -106,7 +108,7 @@ def _contradiction(path: Path, manifest: Manifest) -> str:
     except OSError as error:
         raise storage_error(error, path, "reading it") from None
     try:
-        config = parse_object(raw, shown(path), "put the original back")
+        config = parse_config(raw, shown(path), "put the original back")
         matched = match(table_for(config), manifest.tensors, copy_unknown=True)
     except TpshardError as error:
         return str(error)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from .config import Config
 from .partition import AnyDim, Dim, Heads, Padded, Units
-from .table import Table
+from .table import NEEDS_GATHER, Table
 
 GATED = ("gate_proj", "up_proj", "down_proj")
 MIXTRAL = ("w1", "w3", "w2")  # gate, up, down
@@ -34,18 +34,28 @@ def vocabulary_of(c: Config) -> Dim:
 
 
 def decoder(
-    c: Config, *, prefixes: Sequence[str] = ("model.", ""), experts: int = 0, extra_layers: int = 0, tied: bool = False
+    c: Config,
+    *,
+    prefixes: Sequence[str] = ("model.", ""),
+    experts: int = 0,
+    extra_layers: int = 0,
+    tied: bool = False,
+    norm: str | None = "norm",
+    norm_bias: bool | None = False,
+    head_bias: bool | None = False,
 ) -> Table:
-    """A table of ``num_hidden_layers`` layers with ``embed_tokens``, a last ``norm`` (no bias) and ``lm_head``.
+    """A table of ``num_hidden_layers`` layers with ``embed_tokens``, a last norm and ``lm_head``.
 
-    ``tied`` is what the family takes where the config has no ``tie_word_embeddings``.
+    ``tied`` is what the family takes where the config has no ``tie_word_embeddings``; ``norm`` is the last
+    norm's name, None where it has no weights.
     """
     hidden, vocab = c.count("hidden_size"), vocabulary_of(c)
     t = Table(c.count("num_hidden_layers"), experts, extra_layers, prefixes)
     t.embedding("@embed_tokens", vocab, hidden)
-    t.norm("@norm", hidden)
+    if norm is not None:
+        t.norm(f"@{norm}", hidden, bias=norm_bias)
     is_tied = c.flag("tie_word_embeddings", default=tied)
-    t.head("lm_head", vocab, hidden, tied_to="@embed_tokens.weight" if is_tied else None)
+    t.head("lm_head", vocab, hidden, tied_to="@embed_tokens.weight" if is_tied else None, bias=head_bias)
     return t
 
 
@@ -173,28 +183,48 @@ def experts(
         t.one_of("experts", "stacked experts", *also)
 
 
-def latent_attention(c: Config, t: Table, at: str, *, bias: bool | None = False) -> Units:
+def latent_attention(
+    c: Config, t: Table, at: str, *, bias: bool | None = False, axis: str = "heads", gathered: bool = False,
+    out: str = "o_proj",
+) -> Units:  # fmt: skip
     """Multi-head latent attention as DeepSeek-V2 stores it, with or without a latent for the queries.
 
     What leads to the latents (``q_a_proj``, ``kv_a_proj_with_mqa``) and their norms are whole; what leads from
-    a latent to the heads is cut by head. ``bias`` is that of the former and of the output matrix. Returns the
-    axis of the heads.
+    a latent to the heads is cut by head. ``bias`` is that of the former and of the output matrix, ``axis`` the
+    name of the axis of the heads, which is returned. With ``gathered`` the way to the queries' latent is cut too,
+    and the latent put together before its norm: for models in which that matrix is a large part of a layer.
 
     Source: arXiv 2405.04434; transformers ``models/deepseek_v3/modeling_deepseek_v3.py``.
     """
     hidden = c.count("hidden_size")
-    heads = Units("heads", c.count("num_attention_heads"), noun="attention heads")
+    heads = Units(axis, c.count("num_attention_heads"), noun="attention heads")
     nope, rope, value = c.count("qk_nope_head_dim"), c.count("qk_rope_head_dim"), c.count("v_head_dim")
     latent = c.count("kv_lora_rank")
     if c.get("q_lora_rank") is None:
         t.linear(f"{at}.q_proj", heads.each(nope + rope), hidden, role="q")
     else:
         q_latent = c.count("q_lora_rank")
-        t.linear(f"{at}.q_a_proj", q_latent, hidden, role="q_a", bias=bias)
+        if gathered:
+            cut = Units("q_latent", q_latent, noun="channels of the queries' latent", or_whole=True).each()
+            t.linear(f"{at}.q_a_proj", cut, hidden, role="q_a", bias=bias, note=NEEDS_GATHER)
+        else:
+            t.linear(f"{at}.q_a_proj", q_latent, hidden, role="q_a", bias=bias)
         t.norm(f"{at}.q_a_layernorm", q_latent)
         t.linear(f"{at}.q_b_proj", heads.each(nope + rope), q_latent, role="q_b")
     t.linear(f"{at}.kv_a_proj_with_mqa", latent + rope, hidden, role="kv_a", bias=bias)
     t.norm(f"{at}.kv_a_layernorm", latent)
     t.linear(f"{at}.kv_b_proj", heads.each(nope + value), latent, role="kv_b")
-    t.linear(f"{at}.o_proj", hidden, heads.each(value), role="o", bias=bias)
+    t.linear(f"{at}.{out}", hidden, heads.each(value), role="o", bias=bias)
     return heads
+
+
+def token_indexer(c: Config, t: Table, at: str) -> None:
+    """What chooses the tokens that a query sees (DeepSeek sparse attention), whole: all ranks must choose the same.
+
+    Source: transformers ``models/deepseek_v32/modeling_deepseek_v32.py``.
+    """
+    heads, size, why = c.count("index_n_heads"), c.count("index_head_dim"), "every rank chooses the same tokens"
+    t.whole(f"{at}.wq_b.weight", heads * size, c.count("q_lora_rank"), why=why)
+    t.whole(f"{at}.wk.weight", size, c.count("hidden_size"), why=why)
+    t.whole(f"{at}.weights_proj.weight", heads, c.count("hidden_size"), why=why)
+    t.norm(f"{at}.k_norm", size, bias=True)

@@ -146,7 +146,7 @@ def _digest(shards: Shards, report: Verification, options: Options) -> None:
 
 
 def _bytes(shards: Shards, against: str | os.PathLike[str], report: Verification, options: Options) -> None:
-    other = _other(against)
+    other = _other(against, shards.manifest)
     report.findings += compare_sides(shards.root, shards.manifest, other.root, other.sides, against)
     differing = _differing("bytes", shards.placed.layout, other.placed.layout, against)
     if differing:
@@ -181,7 +181,7 @@ def compare_headers(manifest: Manifest, against: str | os.PathLike[str]) -> list
     Raises:
         UsageError, UnsupportedError, DamagedError, StorageError: ``against`` cannot be read for what it is.
     """
-    return _differing("structure", manifest.layout, _other(against).placed.layout, against)
+    return _differing("structure", manifest.layout, _other(against, manifest).placed.layout, against)
 
 
 def _differing(level: str, here: Layout, there: Layout, against: str | os.PathLike[str]) -> list[Finding]:
@@ -218,12 +218,12 @@ class _Other(NamedTuple):
     sides: list[str]
 
 
-def _other(against: str | os.PathLike[str]) -> _Other:
+def _other(against: str | os.PathLike[str], manifest: Manifest) -> _Other:
     if is_shards(against):
         shards = open_shards(against)
         sides = [side.path for side in shards.manifest.side_files]
         return _Other(shards.placed, shards.paths(), shards.check_unchanged, shards.root, sides)
-    source = open_source(against)
+    source = open_source(against, adapter=manifest.is_adapter)
     paths = [source.root / file.name for file in source.files]
     sides = [side.path for side in source.side_files]
     return _Other(place_source(source), paths, source.check_unchanged, source.root, sides)

@@ -65,15 +65,9 @@ def open_checkpoint(path: str | os.PathLike[str], *, copy_unknown: bool = False)
     table = table_for(source.config)
     placed = place_source(source)
     tensors = tuple(placed.layout.tensors.values())
-    names = [*tensors, *_aliased(source, placed.layout)]
+    names = [*tensors, *aliased(source, placed.layout)]
     matched = match(table, names, copy_unknown=copy_unknown)
-    for file in source.files:
-        for alias, target in file.aliases.items():
-            if matched.dims[alias] != matched.dims[target]:
-                raise DamagedError(
-                    f"{file.name} stores {alias} and {target} as one tensor, but they are cut differently; "
-                    "save the checkpoint again with separate tensors"
-                )
+    require_alike(source, matched)
     warnings = (*source.warnings, *_tie_warnings(matched, source))
     return Checkpoint(source, family, tensors, matched, axes_of(matched.dims), placed, warnings)
 
@@ -89,10 +83,22 @@ def _refuse_quantised(source: Source) -> None:
         )
 
 
-def _aliased(source: Source, layout: Layout) -> list[Logical]:
+def aliased(source: Source, layout: Layout) -> list[Logical]:
+    """The other names that files have for tensors that they store once, as tensors."""
     return [
         layout.tensors[target]._replace(name=alias) for file in source.files for alias, target in file.aliases.items()
     ]
+
+
+def require_alike(source: Source, matched: Matched) -> None:
+    """Raise DamagedError, naming both, if a tensor is stored once under two names that are cut differently."""
+    for file in source.files:
+        for alias, target in file.aliases.items():
+            if matched.dims[alias] != matched.dims[target]:
+                raise DamagedError(
+                    f"{file.name} stores {alias} and {target} as one tensor, but they are cut differently; "
+                    "save the checkpoint again with separate tensors"
+                )
 
 
 def _tie_warnings(matched: Matched, source: Source) -> list[str]:

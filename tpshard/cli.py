@@ -63,6 +63,13 @@ def _unknown(function: F) -> F:
     )(function)  # fmt: skip
 
 
+def _base(function: F) -> F:
+    return click.option(
+        "--base", metavar="BASE",
+        help="SRC is a PEFT LoRA adapter of this model (its directory, its shards, or its config.json in a directory).",
+    )(function)  # fmt: skip
+
+
 def _writing(function: F) -> F:
     """Options of everything that writes an output."""
     for option in reversed(
@@ -97,26 +104,28 @@ def cli(context: click.Context) -> None:
 
 @cli.command()
 @click.argument("path")
+@_base
 @_unknown
 @json_option
-def inspect(path: str, copy_unknown: bool, as_json: bool) -> None:
-    """Say what PATH is (a checkpoint, a hub id, or shards) and which degrees it takes."""
+def inspect(path: str, base: str | None, copy_unknown: bool, as_json: bool) -> None:
+    """Say what PATH is (a checkpoint, a hub id, an adapter, or shards) and which degrees it takes."""
     from .survey import inspect as survey
 
-    show(survey(path, copy_unknown=copy_unknown), as_json)
+    show(survey(path, base=base, copy_unknown=copy_unknown), as_json)
 
 
 @cli.command()
 @click.argument("path", metavar="SRC")
 @click.option("--tp", "tp_sizes", type=degrees, required=True, help="Degrees: 2,4,8 or 1-9.")
 @click.option("--even", is_flag=True, help="Count only equal ranks as possible.")
+@_base
 @_unknown
 @json_option
-def plan(path: str, tp_sizes: list[int], even: bool, copy_unknown: bool, as_json: bool) -> None:
+def plan(path: str, tp_sizes: list[int], even: bool, base: str | None, copy_unknown: bool, as_json: bool) -> None:
     """Say what each degree would cost and give, before anything is written."""
     from .survey import plan as survey
 
-    report = survey(path, tp_sizes, even=even, copy_unknown=copy_unknown)
+    report = survey(path, tp_sizes, even=even, base=base, copy_unknown=copy_unknown)
     show(report, as_json)
     if not any(degree.possible for degree in report.degrees):
         raise UnsupportedError(report.degrees[0].reason)
@@ -132,6 +141,7 @@ def plan(path: str, tp_sizes: list[int], even: bool, copy_unknown: bool, as_json
     "--digest", type=click.Choice(["xxh3_128", "sha256", "none"]), default="xxh3_128", show_default=True,
     help="Digest of every tensor, kept in the manifest.",
 )  # fmt: skip
+@_base
 @_unknown
 @click.option(
     "--verify", "levels", multiple=True, metavar="LEVEL",
@@ -143,14 +153,16 @@ def plan(path: str, tp_sizes: list[int], even: bool, copy_unknown: bool, as_json
 @_writing
 @json_option
 def split(
-    source: str, output: str, tp_size: int, even: bool, max_file_size: int | None, digest: str, copy_unknown: bool,
-    levels: tuple[str, ...], compute: str | None, mode: str | None, tokens: int | None, min_coverage: float | None,
-    device: str, trust_remote_code: bool, gates_file: str | None, keep_failed: bool, card: bool, as_json: bool,
+    source: str, output: str, tp_size: int, even: bool, max_file_size: int | None, digest: str, base: str | None,
+    copy_unknown: bool, levels: tuple[str, ...], compute: str | None, mode: str | None, tokens: int | None,
+    min_coverage: float | None, device: str, trust_remote_code: bool, gates_file: str | None, keep_failed: bool, card: bool, as_json: bool,
     **moving: Any,
 ) -> None:  # fmt: skip
     """Cut the checkpoint SRC (a directory or hub id[@revision]) into one file a rank."""
     options = options_of(moving, algorithm="" if digest == "none" else digest)
-    how: dict[str, Any] = {"even": even, "copy_unknown": copy_unknown, "max_file_bytes": max_file_size or 0}
+    how: dict[str, Any] = {
+        "even": even, "copy_unknown": copy_unknown, "max_file_bytes": max_file_size or 0, "base": base,
+    }  # fmt: skip
     if not levels:
         from .convert import split as convert
 

@@ -7,6 +7,9 @@ from typing import Any
 
 from .errors import DamagedError, UnsupportedError
 
+CONFIG = "config.json"
+ADAPTER_CONFIG = "adapter_config.json"  # of a PEFT adapter
+
 _MISSING: Any = object()
 LARGEST = 2**40  # no dimension of a real model comes near; a guard against hostile numbers
 

@@ -15,11 +15,12 @@ from dataclasses import replace
 
 from . import manifest as manifests
 from .accounting import conversion_report, logical_bytes
-from .beside import CONFIG, strangers
-from .checkpoint import open_checkpoint, source_files
+from .adapters import open_given
+from .beside import strangers
+from .checkpoint import source_files
 from .degrees import axes_of, check_degree, equal_degrees, listed
 from .digest import Digests
-from .errors import DamagedError, UsageError
+from .errors import DamagedError, UnsupportedError, UsageError
 from .execute import Outcome
 from .layout import cut_layout, whole_layout
 from .listing import shown
@@ -48,13 +49,16 @@ def split(
     even: bool = False,
     copy_unknown: bool = False,
     max_file_bytes: int = 0,
+    base: str | os.PathLike[str] | None = None,
     options: Options = DEFAULTS,
 ) -> Conversion:
     """Cut a Hugging Face checkpoint into one file a rank.
 
     ``source`` is a directory or a hub id ``org/name[@revision]``. With ``even`` a degree that gives
     unequal ranks is refused; with ``copy_unknown`` tensors that no rule knows are kept whole on every
-    rank. ``max_file_bytes`` numbers a rank's file into parts of at most that size.
+    rank. ``max_file_bytes`` numbers a rank's file into parts of at most that size. With ``base`` it is the
+    PEFT LoRA adapter in ``source`` that is cut, as that base model is: its directory, shards of it, or a
+    directory with its config.json alone.
 
     Raises:
         UsageError: a degree below 1, or output and source overlap.
@@ -63,7 +67,7 @@ def split(
         StorageError: no space, no permission, a device error.
     """
     target = given_path(output, "the output")
-    checkpoint = open_checkpoint(source, copy_unknown=copy_unknown)
+    checkpoint = open_given(source, base=base, copy_unknown=copy_unknown)
     opened = checkpoint.source
     check_separate(opened.root, target)
     check_degree(tp_size, checkpoint.axes, even=even)
@@ -82,10 +86,10 @@ def split(
 
     def ending(outcome: Outcome, sides: tuple[SideFile, ...]) -> Ending:
         opened.check_unchanged()
-        if any(side.path == CONFIG and side.sha256 != config_sha256 for side in sides):
+        if any(side.path == opened.config_name and side.sha256 != config_sha256 for side in sides):
             raise DamagedError(
-                f"{shown(opened.root / 'config.json')} has changed since it was read. Wait until nothing writes to it, "
-                "then start again."
+                f"{shown(opened.root / opened.config_name)} has changed since it was read. Wait until nothing writes "
+                "to it, then start again."
             )
         origin = Origin(
             opened.label,
@@ -154,7 +158,8 @@ def reshard(
     def ending(outcome: Outcome, sides: tuple[SideFile, ...]) -> Ending:
         opened.check_unchanged()
         _require_carried(opened, sides, options)
-        config = next((side.sha256 for side in sides if side.path == CONFIG), manifest.origin.config_sha256)
+        named, known = manifest.config_name, manifest.origin.config_sha256
+        config = next((side.sha256 for side in sides if side.path == named), known)
         return _native(
             plan, headed, outcome, report,
             Manifest(
@@ -183,6 +188,7 @@ def merge(
 
     Raises:
         UsageError: ``shards`` is no finished split, or output and source overlap.
+        UnsupportedError: ``repack_bytes`` for shards of an adapter.
         DamagedError: a file is missing, damaged, changed, or of another split; replicas differ; a tensor
             is not the source's.
         StorageError: no space, no permission, a device error.
@@ -191,6 +197,11 @@ def merge(
     opened = open_shards(shards)
     manifest = opened.manifest
     check_separate(opened.root, target)
+    if repack_bytes is not None and manifest.is_adapter:
+        raise UnsupportedError(
+            f"{shown(opened.root)} holds shards of an adapter, which PEFT reads from one file: merge it without "
+            "--max-file-size, to the file that it was"
+        )
     layout = whole_layout(manifest.tensors)
     if repack_bytes is None:
         files = manifest.origin.files

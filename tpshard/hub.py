@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from tpshard.errors import StorageError, UsageError
@@ -27,12 +28,13 @@ def looks_like_id(text: str) -> bool:
     return len(repo) <= 96 and "--" not in repo and ".." not in repo and not repo.endswith((".", ".git"))
 
 
-def resolve(repo_id_at_revision: str) -> Path:
+def resolve(repo_id_at_revision: str, *, only: Sequence[str] = ()) -> Path:
     """The local snapshot of ``org/name`` or ``org/name@revision``, downloaded or from the cache.
 
     Offline (``HF_HUB_OFFLINE=1``, or no connection) the cache serves. Of the weights only safetensors
-    files are fetched, or ``pytorch_model.bin`` where there are none. What the hub or the network refuses
-    raises :class:`StorageError` naming id and revision, what is no id :class:`UsageError`.
+    files are fetched, or ``pytorch_model.bin`` where there are none; with ``only`` those files and nothing
+    else. What the hub or the network refuses raises :class:`StorageError` naming id and revision, what is
+    no id :class:`UsageError`.
     """
     match = _ID.fullmatch(repo_id_at_revision)
     if match is None:
@@ -46,6 +48,8 @@ def resolve(repo_id_at_revision: str) -> Path:
             "huggingface_hub: pip install huggingface_hub, or give a local directory."
         ) from None
     try:
+        if only:
+            return Path(snapshot_download(repo, revision=revision, allow_patterns=[*only]))
         root = Path(snapshot_download(repo, revision=revision, ignore_patterns=[*_LEFT, *_BIN]))
         if not any(root.glob("*.safetensors")):
             root = Path(snapshot_download(repo, revision=revision, ignore_patterns=[*_LEFT]))

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from . import sourcefiles
 from .collection import uncollected
+from .config import ADAPTER_CONFIG, CONFIG
 from .degrees import axes_of
 from .dimtext import axis_fields, dim_texts, runs_text
 from .errors import LayoutError, UnsupportedError
@@ -117,6 +118,16 @@ class Manifest:
         dims = self.dims.get(matrix, self.dims[name])
         axes = [axis for dim in dims for axis in dim.axes]
         return bool(axes) and all(axis.is_whole(self.tp_size) for axis in axes)
+
+    @cached_property
+    def config_name(self) -> str:
+        """The side file that says what was cut: config.json of a model, adapter_config.json of an adapter."""
+        return ADAPTER_CONFIG if any(side.path == ADAPTER_CONFIG for side in self.side_files) else CONFIG
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether it is a PEFT adapter that was cut, and not a model (of which an adapter beside it is no part)."""
+        return self.config_name == ADAPTER_CONFIG
 
     @cached_property
     def content(self) -> str:

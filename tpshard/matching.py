@@ -14,7 +14,7 @@ from typing import NamedTuple
 from .counting import counted
 from .errors import DamagedError, UnsupportedError, short
 from .partition import Dim, replicated
-from .table import Rule, Stack, Table, placed, placeholders, rule_template, template_of
+from .table import Choice, Rule, Stack, Table, placed, placeholders, rule_template, template_of
 
 SHOWN = 5  # names listed in a message before "and N more"
 
@@ -59,12 +59,15 @@ class _Entry(NamedTuple):
     rule: Rule
     name: str  # with the prefix in place of @
     places: tuple[str, ...]  # '{layer}', '{expert}', or a literal number
+    layers: int  # that the stack has: a rule of single layers takes those beyond, to be refused by number
 
     def takes(self, numbers: tuple[int, ...]) -> bool:
         """Whether these numbers in its template are a tensor of the rule."""
-        only = self.rule.layers
+        only, layers = self.rule.layers, self.layers
         return all(
-            int(place) == n if not place.startswith("{") else only is None or place != "{layer}" or n in only
+            int(place) == n
+            if not place.startswith("{")
+            else only is None or place != "{layer}" or n in only or n >= layers
             for place, n in zip(self.places, numbers, strict=True)
         )
 
@@ -107,7 +110,7 @@ def match(table: Table, tensors: Iterable[Logical], *, copy_unknown: bool = Fals
         raise min(wrong, key=lambda item: item[0])[1]  # the table's order: the tensor that explains the others first
     if unknown and not copy_unknown:
         raise UnsupportedError(
-            f"{_listed(unknown)}: no rule of the table knows "
+            f"{listed(unknown)}: no rule of the table knows "
             f"{'this tensor' if len(unknown) == 1 else 'these tensors'}, so how to cut is unknown; "
             "use --copy-unknown to keep such tensors whole on every rank"
         )
@@ -116,7 +119,50 @@ def match(table: Table, tensors: Iterable[Logical], *, copy_unknown: bool = Fals
         if not stack.optional or any(id(entry.rule) in present for entry in of_stack):
             _require_complete(table, number, stack, of_stack, present)
     tied = {placed(tie.alias, prefixes[tie.stack]): placed(tie.target, prefixes[tie.stack]) for tie in table.tied}
+    held = {rule.stack for rule in rules.values()}
+    for share in table.shares:
+        if share.stack in held or not table.stacks[share.stack].optional:
+            tied |= _shared([placed(name, prefixes[share.stack]) for name in share.names], dims)
     return Matched(rules, dims, tied, tuple(unknown))
+
+
+def _shared(names: Sequence[str], held: Mapping[str, object]) -> dict[str, str]:
+    """What the names of one tensor that are not held stand for: the first that is."""
+    first = next((name for name in names if name in held), None)
+    if first is None:
+        raise DamagedError(
+            f"{names[0]} is missing from the weights, and so is every other name that the model has for it "
+            f"({', '.join(names[1:])}); download or copy the checkpoint again"
+        )
+    return {name: first for name in names if name != first and name not in held}
+
+
+class Known(NamedTuple):
+    """The rule that a name has in a table, and the numbers in it."""
+
+    rule: Rule
+    numbers: tuple[int, ...]
+
+
+def known_names(table: Table, names: Iterable[str]) -> dict[str, Known]:
+    """The rule of every name that the table knows; layers and experts beyond the config's it does not know.
+
+    Nothing is asked of shapes, nor whether all the tensors of a model are among the names.
+    """
+    parts = {name: template_of(name) for name in names}
+    entries = _entries(table, _best_prefixes(table, {template for template, _ in parts.values()}))
+    found = {}
+    for name, (template, numbers) in parts.items():
+        entry = _entry(entries.get(template, ()), numbers)
+        if entry is not None and _promised(table.stacks[entry.rule.stack], entry, numbers):
+            found[name] = Known(entry.rule, numbers)
+    return found
+
+
+def _promised(stack: Stack, entry: _Entry, numbers: tuple[int, ...]) -> bool:
+    """Whether the config has the layer and the expert of a name."""
+    most = {"{layer}": stack.layers + stack.extra_layers, "{expert}": stack.experts}
+    return all(n < most.get(place, n + 1) for place, n in zip(entry.places, numbers, strict=True))
 
 
 def _best_prefixes(table: Table, templates: set[str]) -> list[tuple[str, str]]:
@@ -131,8 +177,9 @@ def _best_prefixes(table: Table, templates: set[str]) -> list[tuple[str, str]]:
 def _entries(table: Table, prefixes: Sequence[tuple[str, str]]) -> dict[str, list[_Entry]]:
     entries: dict[str, list[_Entry]] = {}
     for rule in table.rules:
-        name = placed(rule.name, prefixes[rule.stack])
-        entries.setdefault(rule_template(name), []).append(_Entry(rule, name, placeholders(name)))
+        name, stack = placed(rule.name, prefixes[rule.stack]), table.stacks[rule.stack]
+        entry = _Entry(rule, name, placeholders(name), stack.layers + stack.extra_layers)
+        entries.setdefault(rule_template(name), []).append(entry)
     return entries
 
 
@@ -171,12 +218,12 @@ def _require_complete(
     """Every mandatory tensor of a stack is there, and none of a layer or expert that the config does not promise."""
     layers_of_block: dict[str, set[int]] = {}
     found: list[tuple[_Entry, set[int]]] = []
+    outside: list[tuple[_Entry, bool]] = []
     for entry in entries:
-        rule, name, places = entry
+        rule, name, places, _ = entry
         numbers = present.get(id(rule), [])
         if "{layer}" not in places:
-            if not numbers and not rule.optional:
-                raise DamagedError(f"{name} is missing from the weights; download or copy the checkpoint again")
+            outside.append((entry, bool(numbers)))
             continue
         at = places.index("{layer}")
         layers = {n[at] for n in numbers}
@@ -193,6 +240,7 @@ def _require_complete(
         if not rule.optional:
             layers_of_block.setdefault(rule.block, set()).update(layers)
             found.append((entry, layers))
+    _require_outside(table, number, outside)
     # Prediction layers past the last are held to the same as the others as soon as anything of one is there.
     every = set(range(stack.layers)).union(*layers_of_block.values())
     layers_of_block[""] = layers_of_block.get("", set()) | every
@@ -209,15 +257,28 @@ def _require_complete(
         chosen = every if choice.layers is None else every & choice.layers
         for layer in sorted(chosen) if choice.stack == number else ():
             held = [block for block in choice.blocks if layer in layers_of_block.get(block, ())]
-            if not held:
-                raise DamagedError(
-                    f"layer {layer} holds none of: {', '.join(choice.blocks)}; download or copy the checkpoint again"
-                )
-            if len(held) > 1:
-                raise DamagedError(
-                    f"layer {layer} holds {' and '.join(held)}, of which the model has only one; "
-                    "save the checkpoint again in one form"
-                )
+            _require_one(f"layer {layer}", choice, held)
+
+
+def _require_outside(table: Table, number: int, outside: Sequence[tuple[_Entry, bool]]) -> None:
+    """What is outside the layers: every mandatory tensor, or all of a block or none of it, and one block of a choice."""
+    held = {entry.rule.block for entry, there in outside if there}
+    blocks = {entry.rule.block for entry, _ in outside}
+    for entry, there in outside:
+        if not there and not entry.rule.optional and (not entry.rule.block or entry.rule.block in held):
+            raise DamagedError(f"{entry.name} is missing from the weights; download or copy the checkpoint again")
+    for choice in table.choices:
+        if choice.stack == number and blocks.intersection(choice.blocks):
+            _require_one("the model outside its layers", choice, [block for block in choice.blocks if block in held])
+
+
+def _require_one(what: str, choice: Choice, held: Sequence[str]) -> None:
+    if not held:
+        raise DamagedError(f"{what} holds none of: {', '.join(choice.blocks)}; download or copy the checkpoint again")
+    if len(held) > 1:
+        raise DamagedError(
+            f"{what} holds {' and '.join(held)}, of which the model has only one; save the checkpoint again in one form"
+        )
 
 
 def _require_experts(
@@ -245,6 +306,7 @@ def _filled(name: str, **values: int) -> str:
     return name
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """The first few names, for a message, and how many more there are."""
     more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
     return ", ".join(map(short, names[:SHOWN])) + more

@@ -214,6 +214,13 @@ class Heads(Axis):
         """A dimension with ``size`` indices for every KV head."""
         return Dim((Segment(self, "kv", 0, self.kv_heads, size),))
 
+    def kv_run(self, start: int, stop: int, size: int) -> Dim:
+        """A dimension with ``size`` indices for each of the KV heads ``[start, stop)``: a part of them stored apart.
+
+        Zaya keeps one half of the KV heads' values in one matrix, and the other in another.
+        """
+        return Dim((Segment(self, "kv", start, stop, size),))
+
     def grouped(self, query: int, *kv: int) -> Dim:
         """A dimension that stores, group after group, its query heads and then its KV parts.
 

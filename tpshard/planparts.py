@@ -128,8 +128,8 @@ def _follows(member: Member, out: Member, axis: Axis, view: str, held: Sequence[
 
 
 _PATTERNS: dict[str, tuple[tuple[int, int], ...]] = {  # streams a role may have: (query or unit, kv)
-    "q": ((1, 0),), "q_b": ((1, 0),), "kv_b": ((1, 0),), "k": ((0, 1), (1, 0)), "v": ((0, 1), (1, 0)),
-    "qkv": ((1, 2), (3, 0)), "gate": ((1, 0),), "up": ((1, 0),), "gate_up": ((1, 0), (2, 0)),
+    "q": ((1, 0),), "q_gate": ((1, 0),), "q_b": ((1, 0),), "kv_b": ((1, 0),), "k": ((0, 1), (1, 0)), "v": ((0, 1), (1, 0)),
+    "kv": ((0, 2), (2, 0)), "qkv": ((1, 2), (3, 0)), "gate": ((1, 0),), "up": ((1, 0),), "gate_up": ((1, 0), (2, 0)),
 }  # fmt: skip
 
 
@@ -274,8 +274,11 @@ def _module(name: str) -> str:
 
 
 def judge_vocabulary(members: Iterable[Member], tp_size: int) -> Iterator[Said]:
-    """Embedding, head and head bias: consecutive tiles in rank order, alike for all, equally long with padding."""
-    first: Member | None = None
+    """Embedding, head and head bias: consecutive tiles in rank order, equally long with padding.
+
+    They are alike for all of one axis; a model may have several vocabularies (words, entities, glyphs).
+    """
+    firsts: dict[Axis, Member] = {}
     for member in members:
         if member.main is None:
             if tp_size > 1:
@@ -300,9 +303,10 @@ def judge_vocabulary(members: Iterable[Member], tp_size: int) -> Iterator[Said]:
         if padded and len(set(lengths)) > 1:
             rows = sorted(set(lengths))
             yield member, f"{member.name}: with padding the ranks hold {rows} rows, and should hold the same"
-        if first is None:
-            first = member
-        elif first.main is not None and next(iter(first.main.held.values())) != held:
+        first = firsts.setdefault(axis, member)
+        if first is member:
+            continue
+        if first.main is not None and next(iter(first.main.held.values())) != held:
             yield member, f"{member.name} has other rows on the ranks than {first.name}"
         elif first.main is not None and first.main.padding != member.main.padding:
             yield member, f"{member.name} is padded otherwise than {first.name}"

@@ -21,7 +21,7 @@ from .plancuts import CutDim, Planned, held_twice, hole, planned, read_dim
 from .planparts import Member, judge_part, judge_vocabulary
 from .reports import Finding
 from .roles import PARTS, VOCABULARY, WHOLE, Part
-from .table import ADDED_ONCE, NEEDS_SUM
+from .table import ADDED_ONCE, NEEDS_GATHER, NEEDS_SUM
 from .traffic import NORM_ELEMENTS, traffic_dtype
 from .verdicts import FAILED, NOT_RUN, PASSED, LevelVerdict
 
@@ -167,7 +167,7 @@ class _Book:
         twice = held_twice(tensor) or hole(tensor, self.tp_size)
         if twice:
             yield f"{_HERE}: {twice}"
-        if base in WHOLE and member.cuts:
+        if base in WHOLE and member.cuts and tensor.note != NEEDS_GATHER:
             yield f"{_HERE} ({role}) is cut, and every rank needs it whole"
         if base == "norm":
             if member.cuts and tensor.note != NEEDS_SUM:
@@ -193,6 +193,7 @@ def _judge_parts(book: _Book, part: Part, members: Sequence[Member]) -> None:
             scopes.setdefault(_scope(member.name, part), []).append(member)
         elif base == "norm":
             norms.setdefault(_scope(member.name, part), []).append(member)
+    _judge_shared(book, part, scopes)
     known: dict[tuple[object, ...], list[tuple[str, str]]] = {}
     extra = {_layer(m.name) for m in members if m.role.startswith("prediction_")}
     layers = set()
@@ -215,6 +216,22 @@ def _judge_parts(book: _Book, part: Part, members: Sequence[Member]) -> None:
         m.role == "norm" and any(cut.axes and cut.axes[0] in _axes(scopes.get(scope, ())) for _, cut in m.cuts)
         for scope, of_scope in norms.items() for m in of_scope
     )  # fmt: skip
+
+
+def _judge_shared(book: _Book, part: Part, scopes: dict[str, list[Member]]) -> None:
+    """Values of single units outside the layers (one table of position biases for all) follow every layer's units."""
+    shared = scopes.get("", [])
+    if not shared or any(m.role.removesuffix("_bias") not in part.each for m in shared):
+        return
+    del scopes[""]
+    for member in shared:
+        met = [found for found in scopes.values() if _axes(found) & _axes([member])]
+        said = [f"{member.name} stands alone: no layer's {part.name} has anything along its axis"] if not met else []
+        for found in met:
+            judged = judge_part(part, [*found, member], (), book.tp_size)
+            said += [message for who, message in judged if who is member and message not in said]
+        for message in said:
+            book.say(member.name, message)
 
 
 def _axes(members: Iterable[Member]) -> set[object]:

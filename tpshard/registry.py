@@ -1,7 +1,8 @@
 """Finds the table for a model. Nothing here knows any family: the modules of tpshard.converters do.
 
 A converter module defines ``FAMILY`` (its name), ``MODEL_TYPES`` (the ``model_type`` values of
-config.json that it serves) and ``table(config) -> Table``.
+config.json that it serves) and ``table(config) -> Table``. One that serves parts of other models may
+define ``USUAL``, by model type the defaults of the config class, which nested configs leave out.
 """
 
 from __future__ import annotations
@@ -65,6 +66,20 @@ def table_of(config: Config) -> Table:
     """Like :func:`table_for`, for a part of a config that is a model's by itself (``text_config``)."""
     table: Table = _module(config).table(config)
     return table
+
+
+def part_of(config: Config, *names: str, model_type: str) -> Config:
+    """The nested config of a part that is a model by itself, completed by what its config class has by default.
+
+    ``model_type`` is the part's where its config does not say.
+
+    Raises:
+        DamagedError: there is none.
+        UnsupportedError: no table serves its ``model_type``.
+    """
+    part = config.nested(*names, model_type=model_type)
+    usual: Mapping[str, Any] = getattr(_module(part), "USUAL", {}).get(part.model_type, {})
+    return part.with_usual(**usual)
 
 
 def _module(config: Config) -> ModuleType:

@@ -107,7 +107,8 @@ def _survey(report: Survey) -> list[str]:
     held = f"{counted(report.tensors, 'tensor')}, {size(report.bytes)} ({dtypes}) in {counted(report.files, 'file')}"
     lines.append(f"  {kind}, {held}")
     lines += [f"  axis {name}: {text}" for name, text in report.axes.items()]
-    lines.append(f"  degrees: any from 1 to {report.largest_degree}; equal ranks at {listed(report.equal_degrees)}")
+    if report.largest_degree:
+        lines.append(f"  degrees: any from 1 to {report.largest_degree}; equal ranks at {listed(report.equal_degrees)}")
     lines += [f"  needs a sum over ranks: {pattern}" for pattern in report.needs_sum]
     lines += [f"  added once, whole on every rank: {pattern}" for pattern in report.added_once]
     lines += [f"  tied: {alias} is {name}" for alias, name in report.aliases.items()]

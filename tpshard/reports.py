@@ -121,7 +121,7 @@ class Survey(Report):
     """What ``inspect`` and ``plan`` tell of a checkpoint or of shards."""
 
     path: str
-    kind: str  # "checkpoint" or "shards"
+    kind: str  # "checkpoint", "adapter" or "shards"
     family: str
     model_type: str
     tensors: int
@@ -131,7 +131,7 @@ class Survey(Report):
     tp_size: int = 1
     axes: dict[str, str] = field(default_factory=dict)
     equal_degrees: list[int] = field(default_factory=list)
-    largest_degree: int = 1
+    largest_degree: int = 1  # 0 where it is not known: of an adapter without its base model
     degrees: list[Degree] = field(default_factory=list)
     aliases: dict[str, str] = field(default_factory=dict)
     needs_sum: list[str] = field(default_factory=list)

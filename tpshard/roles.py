@@ -34,9 +34,10 @@ def _part(name: str, ins: str, outs: str, each: str = "", inner: str = "") -> Pa
 
 
 PARTS = (
-    # q_b, kv_b: from a latent to the heads. attn_gate: what the heads' outputs are multiplied with.
+    # q_gate: queries, with a gate beside each head's. q_b, kv_b: from a latent to the heads.
+    # attn_gate: what the heads' outputs are multiplied with.
     # attn_head: values of single heads (slopes, scales, tables with a column a head). attn_mix: mixes heads.
-    _part("attention", "q k v qkv q_b kv_b attn_gate", "o", "sinks attn_head", "attn_mix"),
+    _part("attention", "q q_gate k v kv qkv q_b kv_b attn_gate", "o", "sinks attn_head", "attn_mix"),
     _part("feed-forward", "gate up gate_up", "down", "ffn_channel"),
     _part("experts", "expert_gate expert_up expert_gate_up", "expert_down"),
     _part("shared experts", "shared_gate shared_up shared_gate_up", "shared_down"),
@@ -71,7 +72,11 @@ WHOLE = frozenset(
         "pooler",
         "vision",
         "buffer",
+        "gathered",  # cut, and what it makes is put together at once (NEEDS_GATHER)
+        "inside",  # numbers that all units of a part share, used inside what is cut (an activation's)
         "whole",  # with a note that says why
     }
 )
 """Roles of tensors that every rank holds whole."""
+
+INSIDE = frozenset({"inside"})  # whole, and yet what their module gives is a rank's own share

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tpshard.config import ADAPTER_CONFIG, CONFIG
 from tpshard.counting import counted
 from tpshard.errors import DamagedError, StorageError, UnsupportedError, UsageError
 from tpshard.header import TensorInfo, WeightsFile
@@ -28,8 +29,8 @@ from tpshard.listing import (
     storage_error,
 )
 from tpshard.opened import Stamp, open_weights, read_small, require_regular, require_unchanged
-from tpshard.strictjson import parse_object
-from tpshard.weightsindex import INDEXES, WeightsSet, check_index, choose_weights
+from tpshard.strictjson import parse_config, parse_object
+from tpshard.weightsindex import INDEXES, WeightsSet, adapter_weights, check_index, choose_weights, is_adapter_alone
 
 _AGAIN = "Download or copy the file again."
 _DIGITS = re.compile(r"([0-9]{1,18})")  # longer runs are cut, so that no conversion is slow
@@ -67,6 +68,7 @@ class Source:
     left_out: tuple[str, ...]  # "path (why)", sorted
     warnings: tuple[str, ...]
     stale: Mapping[int, frozenset[str]] = field(default_factory=dict)  # file index -> names that another file holds
+    config_name: str = CONFIG  # of the file that ``config`` was read from
     _stamps: tuple[Stamp, ...] = ()  # of each file of `files`
 
     def tensors(self) -> Iterator[tuple[int, TensorInfo]]:
@@ -88,16 +90,19 @@ def natural_key(name: str) -> tuple[tuple[int | str, ...], str]:
     return tuple(int(part) if at & 1 else part for at, part in enumerate(parts)), name
 
 
-def open_source(path: str | os.PathLike[str], *, warn: Callable[[str], None] | None = None) -> Source:
+def open_source(
+    path: str | os.PathLike[str], *, warn: Callable[[str], None] | None = None, adapter: bool = False
+) -> Source:
     """Open the checkpoint in the directory ``path``, or, where no such path exists, under the hub id ``path``.
 
     Accepted are one safetensors file, an index of several, or ``pytorch_model.bin`` in one or indexed;
-    safetensors come first. Each warning goes to ``warn`` as well as into ``warnings``. Raises
+    safetensors come first. With ``adapter`` it is the PEFT adapter there that is opened: its own weights,
+    and adapter_config.json as the config. Each warning goes to ``warn`` as well as into ``warnings``. Raises
     :class:`UsageError` (not a checkpoint's directory), :class:`UnsupportedError` (weights in another
     form), :class:`DamagedError` (incomplete, or contradicting itself) or :class:`StorageError`.
     """
     root, label = _root(path)
-    for name in ("config.json", "tpshard.json", *INDEXES):
+    for name in (CONFIG, ADAPTER_CONFIG, "tpshard.json", *INDEXES):
         require_regular(root / name)
     listing = list_directory(root)
     if "tpshard.json" in listing.sizes or "tpshard.json" in listing.broken:
@@ -115,8 +120,11 @@ def open_source(path: str | os.PathLike[str], *, warn: Callable[[str], None] | N
     for name in listing.special:
         if "/" not in name and is_weights(name):
             raise DamagedError(f"{shown(root / name)} is no file: {listing.why_not(name)}. {_AGAIN}")
-    chosen = choose_weights(listing)
-    config_raw, config = _config(listing, root)
+    if not adapter and is_adapter_alone(listing):
+        raise UnsupportedError(_adapter_alone(root))
+    config_name = ADAPTER_CONFIG if adapter else CONFIG
+    chosen = adapter_weights(listing) if adapter else choose_weights(listing)
+    config_raw, config = _config(listing, root, config_name)
     index, weight_map, total_size = _index(listing, root, chosen)
     names = sorted(set(weight_map.values()) if weight_map is not None else chosen.files, key=natural_key)
     _check_present(listing, root, names, index)
@@ -132,7 +140,7 @@ def open_source(path: str | os.PathLike[str], *, warn: Callable[[str], None] | N
     stale: Mapping[int, frozenset[str]] = {}
     if index is not None and weight_map is not None:
         stale = check_index(files, weight_map, index.name, total_size, warnings)
-    side_files, left_out = _rest(listing, set(names), index, warnings)
+    side_files, left_out = _rest(listing, set(names), index, warnings, adapter)
     if warn is not None:
         for text in warnings:
             warn(text)
@@ -147,8 +155,20 @@ def open_source(path: str | os.PathLike[str], *, warn: Callable[[str], None] | N
         left_out=left_out,
         warnings=tuple(warnings),
         stale=stale,
+        config_name=config_name,
         _stamps=tuple(stamp for _, stamp in opened),
     )
+
+
+def is_adapter(path: str | os.PathLike[str]) -> bool:
+    """Whether a directory holds a PEFT adapter and no model beside it.
+
+    Raises:
+        DamagedError, StorageError: it cannot be listed.
+    """
+    text = os.fspath(path)
+    root = Path(text)
+    return bool(text) and "\0" not in text and os.path.isdir(root) and is_adapter_alone(list_directory(root))
 
 
 def _root(path: str | os.PathLike[str]) -> tuple[Path, str]:
@@ -203,20 +223,30 @@ def _not_a_cache(root: Path) -> None:
     raise DamagedError(f"{shown(root)} is a model's folder in a hub cache that holds no snapshot. Download the model.")
 
 
-def _config(listing: Listing, root: Path) -> tuple[bytes, dict[str, Any]]:
-    path = root / "config.json"
-    if "config.json" not in listing.sizes:
-        if "adapter_config.json" in listing.sizes:
-            raise UnsupportedError(
-                f"{shown(root)} holds a PEFT adapter alone (adapter_config.json, no config.json). Merge it into its "
-                "base model first (peft's merge_and_unload), then save and give that."
-            )
+def _config(listing: Listing, root: Path, name: str) -> tuple[bytes, dict[str, Any]]:
+    path = root / name
+    if name not in listing.sizes:
         raise DamagedError(
-            f"{shown(path)}: {listing.why_not('config.json')}. It says of which family and sizes the model is; copy it "
+            f"{shown(path)}: {listing.why_not(name)}. It says of which family and sizes the model is; copy it "
             "from where the weights came from."
         )
     raw = read_small(path, _MAX_CONFIG_BYTES)
-    return raw, parse_object(raw, shown(path), _AGAIN)
+    return raw, parse_config(raw, shown(path), _AGAIN)
+
+
+def _adapter_alone(root: Path) -> str:
+    """What is wrong with an adapter where a model is asked for, with the base model that it names itself."""
+    try:
+        config = parse_object(read_small(root / ADAPTER_CONFIG, _MAX_CONFIG_BYTES), ADAPTER_CONFIG, _AGAIN)
+    except DamagedError:
+        config = {}
+    named = config.get("base_model_name_or_path")
+    kind = config.get("peft_type")
+    told = f", a {kind} of {named!r:.200}" if isinstance(named, str) and named and isinstance(kind, str) else ""
+    return (
+        f"{shown(root)} holds a PEFT adapter alone ({ADAPTER_CONFIG}{told}) and not the model that it adapts. How it "
+        "is cut follows from its base model: name that with --base BASE (its directory, or a hub id)."
+    )
 
 
 def _index(
@@ -262,7 +292,7 @@ def _check_present(listing: Listing, root: Path, names: list[str], index: Source
 
 
 def _rest(
-    listing: Listing, used: set[str], index: SourceIndex | None, warnings: list[str]
+    listing: Listing, used: set[str], index: SourceIndex | None, warnings: list[str], adapter: bool
 ) -> tuple[tuple[SideFile, ...], tuple[str, ...]]:
     """Everything but the weights in use: what is carried, and what is left out with the reason."""
     out = [f"{path} ({reason})" for path, reason in listing.left_out]
@@ -274,7 +304,7 @@ def _rest(
             out.append(f"{path} (weights that are not in use)")
             if re.search(r"-[0-9]{5}-of-[0-9]{5}\.safetensors$", path) and index is not None and "/" not in path:
                 warnings.append(f"{path} is left out: {index.name} names no tensor in it.")
-        elif path == "adapter_config.json":
+        elif path == ADAPTER_CONFIG and not adapter:
             out.append(f"{path} (an adapter is not part of the model)")
             warnings.append(
                 "adapter_config.json is left out: the adapter beside the model is neither split nor merged into it."

@@ -50,6 +50,15 @@ def _constant(text: str) -> NoReturn:
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_pairs, parse_int=_integer, parse_float=_float, parse_constant=_constant)
+_OF_CONFIGS = json.JSONDecoder(object_pairs_hook=_pairs, parse_int=_integer, parse_float=_float)
+
+
+def parse_config(raw: bytes, what: str, remedy: str) -> dict[str, Any]:
+    """Like :func:`parse_object` for a model's ``config.json``, where ``Infinity`` and ``NaN`` are numbers.
+
+    transformers writes and reads them so: ``"time_step_limit": [0.0, Infinity]`` of Mamba-2.
+    """
+    return _parsed(raw, what, remedy, _OF_CONFIGS)
 
 
 def parse_object(raw: bytes, what: str, remedy: str) -> dict[str, Any]:
@@ -61,6 +70,10 @@ def parse_object(raw: bytes, what: str, remedy: str) -> dict[str, Any]:
     escaped lone surrogate and, in texts over 1 MiB, a density of brackets and commas that no real file has (it would
     take many times the text's size in memory) raise :class:`DamagedError`.
     """
+    return _parsed(raw, what, remedy, _DECODER)
+
+
+def _parsed(raw: bytes, what: str, remedy: str, decoder: json.JSONDecoder) -> dict[str, Any]:
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -68,7 +81,7 @@ def parse_object(raw: bytes, what: str, remedy: str) -> dict[str, Any]:
     if len(raw) > _SMALL and 8 * (raw.count(b"{") + raw.count(b"[")) + 3 * raw.count(b",") > len(raw):
         raise DamagedError(f"{what} is {len(raw):,} bytes that are mostly brackets and commas. {remedy}")
     try:
-        found = _DECODER.decode(text)
+        found = decoder.decode(text)
     except _Refused as error:
         raise DamagedError(f"{what} is not valid: {error}. {remedy}") from None
     except RecursionError:

@@ -6,7 +6,9 @@ import os
 from collections.abc import Mapping, Sequence
 
 from .accounting import bytes_by_rank, patterns
-from .checkpoint import Checkpoint, open_checkpoint
+from .adapters import open_given
+from .checkpoint import Checkpoint, place_source
+from .config import CONFIG
 from .degrees import (
     axes_of,
     check_degree,
@@ -22,6 +24,7 @@ from .degrees import (
 from .errors import LayoutError, UnsupportedError, UsageError
 from .header import DTYPE_BITS
 from .layout import cut_layout
+from .lora import lora_config
 from .manifest import Note
 from .matching import Logical
 from .partition import Axis, Dim
@@ -30,25 +33,44 @@ from .planning import Placed, build_plan, stored_bytes
 from .registry import families
 from .reports import Degree, Entry, Listing, Survey, sharded_fraction
 from .shards import Shards, is_shards, open_shards
+from .source import is_adapter, open_source
 from .table import ADDED_ONCE, NEEDS_SUM
 
 
-def inspect(path: str | os.PathLike[str], *, copy_unknown: bool = False) -> Survey:
-    """Say what a checkpoint or a directory of shards is, and which degrees it can be cut to.
+def inspect(
+    path: str | os.PathLike[str], *, base: str | os.PathLike[str] | None = None, copy_unknown: bool = False
+) -> Survey:
+    """Say what a checkpoint, an adapter or a directory of shards is, and which degrees it can be cut to.
+
+    ``base`` names the base model of an adapter, from which its degrees follow.
 
     Raises:
         UsageError, UnsupportedError, DamagedError, StorageError: it cannot be read for what it is.
     """
     if is_shards(path):
         return _of_shards(path, open_shards(path))
-    return _of_checkpoint(path, open_checkpoint(path, copy_unknown=copy_unknown))
+    if base is None and is_adapter(path):
+        return _of_adapter(path)
+    return _of_checkpoint(path, open_given(path, base=base, copy_unknown=copy_unknown))
+
+
+def _of_adapter(path: str | os.PathLike[str]) -> Survey:
+    """What can be told of an adapter without its base model."""
+    source = open_source(path, adapter=True)
+    config = lora_config(source.config)
+    survey = _survey(str(path), "adapter", "LoRA adapter", tuple(place_source(source).layout.tensors.values()), {}, {})
+    survey.largest_degree, survey.equal_degrees = 0, []
+    survey.files = [file.name for file in source.files]
+    survey.left_out = list(source.left_out)
+    named = f" ({config.base!r:.200} by its config)" if config.base else ""
+    survey.warnings = [*source.warnings, f"its degrees follow from its base model{named}: name that with --base"]
+    return survey
 
 
 def _of_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> Survey:
     source = checkpoint.source
-    survey = _survey(
-        str(path), "checkpoint", checkpoint.family, checkpoint.tensors, checkpoint.axes, checkpoint.notes()
-    )
+    kind = "checkpoint" if source.config_name == CONFIG else "adapter"
+    survey = _survey(str(path), kind, checkpoint.family, checkpoint.tensors, checkpoint.axes, checkpoint.notes())
     survey.model_type = str(source.config.get("model_type", ""))
     survey.files = [file.name for file in source.files]
     survey.aliases = checkpoint.aliases()
@@ -70,11 +92,16 @@ def _of_shards(path: str | os.PathLike[str], shards: Shards) -> Survey:
 
 
 def plan(
-    path: str | os.PathLike[str], tp_sizes: Sequence[int], *, even: bool = False, copy_unknown: bool = False
+    path: str | os.PathLike[str],
+    tp_sizes: Sequence[int],
+    *,
+    even: bool = False,
+    base: str | os.PathLike[str] | None = None,
+    copy_unknown: bool = False,
 ) -> Survey:
     """Like :func:`inspect`, with the cost of every degree in ``tp_sizes``; impossible ones say why.
 
-    ``path`` is a checkpoint or a directory of shards.
+    ``path`` is a checkpoint, an adapter with its ``base`` model, or a directory of shards.
 
     Raises:
         UsageError: no degree, or one below 1.
@@ -86,7 +113,7 @@ def plan(
         shards = open_shards(path)
         survey, placed, dims = _of_shards(path, shards), shards.placed, shards.manifest.dims
     else:
-        checkpoint = open_checkpoint(path, copy_unknown=copy_unknown)
+        checkpoint = open_given(path, base=base, copy_unknown=copy_unknown)
         survey, placed, dims = _of_checkpoint(path, checkpoint), checkpoint.placed, checkpoint.matched.dims
     axes = axes_of(dims)
     survey.verb = "plan"

@@ -127,6 +127,13 @@ class Choice(NamedTuple):
     layers: frozenset[int] | None
 
 
+class Shared(NamedTuple):
+    """One tensor that the model has under several names, of which a checkpoint holds at least one."""
+
+    names: tuple[str, ...]
+    stack: int
+
+
 @dataclass
 class Table:
     """The rules of one model, and what is known of their number.
@@ -144,6 +151,7 @@ class Table:
     rules: list[Rule] = field(default_factory=list)
     tied: list[Tie] = field(default_factory=list)
     choices: list[Choice] = field(default_factory=list)
+    shares: list[Shared] = field(default_factory=list)
     stacks: list[Stack] = field(default_factory=list)
     _block: str = ""
     _stack: int = 0
@@ -220,13 +228,24 @@ class Table:
         """The tensor ``alias`` is ``target`` where the files do not store it; both names are of one stack."""
         self.tied.append(Tie(alias, target, self._stack))
 
+    def shared(self, *names: str, heads: Sequence[str] = (), vocab: AnyDim, width: AnyDim | None) -> None:
+        """One embedding ``[vocab, width]`` under several names, and the output ``heads`` that are tied to it.
+
+        A checkpoint holds at least one of them; the others are the first that it holds.
+        """
+        for name in names:
+            self.tensor(name, vocab, width, role="embed", optional=True)
+        for name in heads:
+            self.tensor(name, vocab, width, role="head", optional=True)
+        self.shares.append(Shared((*names, *heads), self._stack))
+
     # -- which layers hold what -------------------------------------------------------------------
 
     @contextmanager
     def block(self, name: str) -> Iterator[None]:
         """Rules inside belong together: a layer holds all of the mandatory ones or none.
 
-        Rules outside any block are held by every layer.
+        Rules outside any block are held by every layer. Of rules that are of no layer the model holds all or none.
         """
         outer, self._block = self._block, name
         try:
@@ -237,7 +256,8 @@ class Table:
     def one_of(self, *blocks: str) -> None:
         """Every layer holds exactly one of these blocks (dense or experts, attention or state space).
 
-        Under :meth:`only` that is said of those layers.
+        Under :meth:`only` that is said of those layers. Where the blocks have rules that are of no layer, the
+        model holds exactly one of them outside its layers, too.
         """
         self.choices.append(Choice(blocks, self._stack, self._only))
 
@@ -305,6 +325,7 @@ class Table:
             self.rules.append(rule._replace(dims=tuple(map(here, rule.dims)), stack=rule.stack + first))
         self.tied += [tie._replace(stack=tie.stack + first) for tie in part.tied]
         self.choices += [choice._replace(stack=choice.stack + first) for choice in part.choices]
+        self.shares += [share._replace(stack=share.stack + first) for share in part.shares]
 
     @property
     def axes(self) -> tuple[Axis, ...]:

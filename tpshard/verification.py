@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .accounting import bytes_by_rank
+from .adapterplan import adapter_plan_verdict
 from .check import BROKEN, compare_headers
 from .check import LEVELS as BYTE_LEVELS
 from .check import verify as check
@@ -30,6 +31,10 @@ from .shards import Shards, given_path, is_shards, open_shards, read_manifest
 from .source import Source, open_source
 from .verdicts import FAILED, NOT_RUN, PASSED, SOURCE_NAN, UNSUPPORTED, LevelVerdict
 
+_ADAPTER = (
+    "an adapter is no model that could be run: verify the shards of its base model at this level, and the adapter's at "
+    "structure, digest, bytes and plan"
+)
 NUMERIC = ("twin", "forward", "backward", "runtime")
 NEED_SOURCE = ("bytes", "forward", "runtime")  # twin needs none, backward runs on the twin without
 
@@ -94,7 +99,7 @@ def verify(
     report.hardware = _hardware()
     _complete(report, wanted)
     if "plan" in wanted:
-        _add(report, plan_verdict(manifest))
+        _add(report, adapter_plan_verdict(manifest) if manifest.is_adapter else plan_verdict(manifest))
     sound = all(verdict.verdict == PASSED for verdict in report.verdicts if verdict.level == "structure")
     opened = open_shards(root) if sound else None
     other = (
@@ -158,6 +163,9 @@ def _numeric(
     }  # fmt: skip
     if shards is None:
         report.verdicts += [LevelVerdict(level, NOT_RUN, notes=[f"not run: {why}"]) for level in levels]
+        return
+    if shards.manifest.is_adapter:
+        report.verdicts += [LevelVerdict(level, UNSUPPORTED, notes=[_ADAPTER]) for level in levels]
         return
     source = None
     if against is not None:

@@ -6,12 +6,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from tpshard.errors import DamagedError, UnsupportedError
+from tpshard.config import ADAPTER_CONFIG, CONFIG
+from tpshard.errors import DamagedError, UnsupportedError, UsageError
 from tpshard.header import WeightsFile
 from tpshard.listing import Listing, is_weights, shown
 
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
+_ADAPTERS = {"adapter_model.safetensors": "safetensors", "adapter_model.bin": "torch"}
 _PIECE = re.compile(r".*[-_.](0*[0-9]+)-of-(0*[0-9]+).*")
 _NOT_THE_MODEL = re.compile(r"(adapter|optimizer|scheduler|training|rng_state|consolidated).*")
 
@@ -36,11 +38,6 @@ def choose_weights(listing: Listing) -> WeightsSet:
         return chosen
     others = [path for path in here if is_weights(path)]
     where = shown(listing.root)
-    if "adapter_config.json" in here and "config.json" not in here:
-        raise UnsupportedError(
-            f"{where} holds a PEFT adapter alone (adapter_config.json). Merge it into its base model first (peft's "
-            "merge_and_unload), then save and give that."
-        )
     if others:
         raise UnsupportedError(
             f"{where} holds weights only as {', '.join(others[:5])}, which are not read. Save the model with "
@@ -51,6 +48,34 @@ def choose_weights(listing: Listing) -> WeightsSet:
     raise DamagedError(
         f"{where} holds no weights: neither a .safetensors file nor pytorch_model.bin. Download them, or give the "
         "directory that holds them."
+    )
+
+
+def is_adapter_alone(listing: Listing) -> bool:
+    """Whether a directory holds a PEFT adapter and no model beside it."""
+    if ADAPTER_CONFIG not in listing.sizes:
+        return False
+    if CONFIG not in listing.sizes:
+        return True
+    here = [path for path in (*listing.sizes, *listing.broken) if "/" not in path]
+    return not any(is_weights(path) and not _NOT_THE_MODEL.match(path) for path in here)
+
+
+def adapter_weights(listing: Listing) -> WeightsSet:
+    """The weights of the PEFT adapter in ``listing``, safetensors before a pickle.
+
+    :class:`UsageError` where there is no adapter, :class:`DamagedError` where it has no weights.
+    """
+    where = shown(listing.root)
+    if ADAPTER_CONFIG not in listing.sizes and ADAPTER_CONFIG not in listing.broken:
+        raise UsageError(
+            f"{where} holds no PEFT adapter (no {ADAPTER_CONFIG}): leave --base away, which names an adapter's base"
+        )
+    for name, form in _ADAPTERS.items():
+        if name in listing.sizes or name in listing.broken:
+            return WeightsSet(form, None, (name,))
+    raise DamagedError(
+        f"{where} holds {ADAPTER_CONFIG} and no weights beside it: neither {' nor '.join(_ADAPTERS)}. Download them."
     )
 
 

@@ -10,7 +10,7 @@ from tpshard.errors import UsageError
 from tpshard.listing import shown
 from tpshard.manifest import Manifest
 from tpshard.reports import Finding
-from tpshard.strictjson import parse_object
+from tpshard.strictjson import parse_config
 
 WITHOUT_BEARING = frozenset(
     (
@@ -35,7 +35,7 @@ def raw_config(root: Path) -> dict[str, Any]:
         DamagedError: it is no JSON object.
     """
     path = root / "config.json"
-    return parse_object(path.read_bytes(), shown(path), "Restore it.")
+    return parse_config(path.read_bytes(), shown(path), "Restore it.")
 
 
 def config_findings(level: str, source: Path, shards: Path, trust_remote_code: bool) -> list[Finding]:

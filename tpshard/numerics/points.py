@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from tpshard.manifest import Manifest, Note
-from tpshard.roles import COLUMN, EXPERTS, HEAD, PREDICTION, ROW
+from tpshard.roles import COLUMN, EXPERTS, HEAD, INSIDE, PREDICTION, ROW
 from tpshard.table import ADDED_ONCE, NEEDS_GATHER, NEEDS_SUM
 
 from .skeleton import Skeleton
@@ -82,7 +82,7 @@ def points_of(skeleton: Skeleton, manifest: Manifest) -> dict[str, Point]:
         elif any(note.text == NEEDS_SUM for note in notes):
             marked = next(name for name, note in zip(names, notes, strict=True) if note.text == NEEDS_SUM)
             found[path] = Point(path, "needs_sum", marked)
-        elif not roles & (COLUMN | PREDICTION | HEAD) and leaf:
+        elif not roles & (COLUMN | PREDICTION | HEAD | INSIDE) and leaf:
             found[path] = Point(path, "replicated")
     return found
 

@@ -17,7 +17,7 @@ from tpshard.listing import shown
 from tpshard.manifest import Manifest
 from tpshard.shards import Shards, open_shards
 from tpshard.source import Source, open_source
-from tpshard.strictjson import parse_object
+from tpshard.strictjson import parse_config
 
 from .available import available_bytes
 from .twin import write_twin
@@ -52,7 +52,7 @@ def twin_stage(shards: Shards, root: Path, trust_remote_code: bool) -> Stage:
         UnsupportedError: none could be made.
     """
     path = shards.root / "config.json"
-    config = shrunk(parse_object(path.read_bytes(), shown(path), "Split again."), shards.manifest.tp_size)
+    config = shrunk(parse_config(path.read_bytes(), shown(path), "Split again."), shards.manifest.tp_size)
     try:
         write_twin(config, root / "model", trust_remote_code=trust_remote_code)
         split(root / "model", root / "shards", shards.manifest.tp_size)
@@ -73,7 +73,7 @@ def model_stage(
         root: an empty directory to write into.
     """
     path = source.root / "config.json"
-    config = parse_object(path.read_bytes(), shown(path), "Restore it.")
+    config = parse_config(path.read_bytes(), shown(path), "Restore it.")
     layers = layer_count(config)
     allowed = available_bytes() // OF_AVAILABLE if max_memory is None else max_memory
     most = USUAL if max_memory is None else None
@@ -98,7 +98,7 @@ def model_stage(
 def _write_first(folder: Path, of: Path, count: int, trust_remote_code: bool) -> None:
     path = of / "config.json"
     folder.mkdir()
-    config = first_layers(parse_object(path.read_bytes(), shown(path), "Restore it."), count)
+    config = first_layers(parse_config(path.read_bytes(), shown(path), "Restore it."), count)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     for code in sorted(of.glob("*.py")) if trust_remote_code else ():
         shutil.copyfile(code, folder / code.name)

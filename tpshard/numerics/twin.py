@@ -25,7 +25,7 @@ from tpshard.errors import TpshardError, UnsupportedError
 from tpshard.listing import shown
 from tpshard.shards import Shards, open_shards
 from tpshard.source import Source, open_source
-from tpshard.strictjson import parse_object
+from tpshard.strictjson import parse_config
 from tpshard.verdicts import PASSED, UNSUPPORTED, LevelVerdict, worst
 
 from .skeleton import model_class, read_config
@@ -83,7 +83,7 @@ def tried(shards: Shards, *, trust_remote_code: bool = False) -> Trial:
     """Try the twin of ``shards``, once in a process for every class, structure and degree."""
     tp_size = shards.manifest.tp_size
     path = shards.root / "config.json"
-    config = shrunk(parse_object(path.read_bytes(), shown(path), "Split again."), tp_size)
+    config = shrunk(parse_config(path.read_bytes(), shown(path), "Split again."), tp_size)
     notes = shards.manifest.notes
     biases = sorted({note.role for note in notes.values()})
     code = sorted(shards.root.glob("*.py")) if trust_remote_code else []

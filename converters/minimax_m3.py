@@ -1,0 +1,89 @@
+"""MiniMax-M3's language model: sparse layers choose blocks of keys by an indexer, experts are Mixtral's or stacked.
+
+The hub's names (``block_sparse_moe``, ``index_q_proj``) and those of transformers, which joins gate and up, both stand.
+Source: transformers ``models/minimax_m3_vl/modeling_minimax_m3_vl.py`` and ``conversion_mapping.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tpshard.blocks import (
+    MIXTRAL, attention, channels_of, decoder, expert_channels, experts, fused_mlp, gated_mlp, heads_of, norms,
+)  # fmt: skip
+from tpshard.config import Config
+from tpshard.mixtures import layers_where, shared_channels
+from tpshard.partition import Dim
+from tpshard.table import Table
+
+FAMILY = "minimax_m3"
+MODEL_TYPES = ("minimax_m3_vl_text",)
+CHOOSES = "every rank chooses the blocks of keys that its heads see, by index heads that are few"
+
+
+def table(c: Config) -> Table:
+    hidden, heads = c.count("hidden_size"), heads_of(c, default_kv=4)
+    size, count = c.head_dim(heads.query_heads, default=128), c.count("num_local_experts", "num_experts")
+    layers = layers_where(c, _marked(c, "mlp_layer_types", "sparse", c.get("moe_layer_freq"), usual=True))
+
+    t = decoder(c, experts=count)
+    layer = "@layers.{layer}"
+    attention(t, f"{layer}.self_attn", heads.query(size), heads.kv(size), hidden)
+    norms(t, f"{layer}.self_attn", ("q_norm", "k_norm"), size)
+    norms(t, layer, ("input_layernorm", "post_attention_layernorm"), hidden)
+    _indexer(t, c, f"{layer}.self_attn", hidden)
+    if layers.dense:
+        with t.only(layers.dense):
+            _mlp(t, ("dense", f"{layer}.mlp"), ("dense, joined", f"{layer}.mlp"),
+                 channels_of(c, "dense_intermediate_size"), hidden)  # fmt: skip
+            t.one_of("dense", "dense, joined")
+    with t.only(layers.sparse):
+        hub, stacked = f"{layer}.block_sparse_moe", f"{layer}.mlp"
+        for block, at, correction in (("experts", hub, ""), ("stacked experts", stacked, "gate.")):
+            with t.block(block):
+                t.linear(f"{at}.gate", count, hidden, role="router")
+                t.tensor(f"{at}.{correction}e_score_correction_bias", count, role="router_bias")
+        experts(
+            t, f"{hub}.experts", count, expert_channels(c, "intermediate_size"), hidden,
+            names=MIXTRAL, bank=f"{stacked}.experts",
+        )  # fmt: skip
+        shared = shared_channels(c.number("shared_intermediate_size"))
+        if shared is not None:
+            _mlp(t, ("experts", f"{hub}.shared_experts"), ("stacked experts", f"{stacked}.shared_experts"),
+                 shared, hidden, part="shared_")  # fmt: skip
+        t.one_of("experts", "stacked experts")
+    return t
+
+
+def _marked(c: Config, key: str, word: str, older: Sequence[int] | None, *, usual: bool) -> list[bool]:
+    """For which layers ``key`` has ``word``, or the ``older`` list of numbers a 1."""
+    depth = c.count("num_hidden_layers")
+    if c.get(key) is not None:
+        return [kind == word for kind in c.listed(key, depth)]
+    return [usual] * depth if older is None else [bool(mark) for mark in Config({key: older}).listed(key, depth)]
+
+
+def _indexer(t: Table, c: Config, at: str, hidden: int) -> None:
+    """What chooses blocks of keys, in layers with sparse attention."""
+    older = c.nested("sparse_attention_config") if c.get("sparse_attention_config") is not None else Config({})
+    sparse = _marked(c, "layer_types", "minimax_m3_sparse", older.get("sparse_attention_freq"), usual=False)
+    index_heads = older.count("sparse_num_index_heads", default=c.count("index_n_heads", default=4))
+    size = older.count("sparse_index_dim", default=c.count("index_head_dim", default=128))
+    with t.only(layers_where(c, sparse).sparse):
+        for block, names in (("index", f"{at}.index_"), ("indexer", f"{at}.indexer.")):
+            with t.block(block):
+                t.whole(f"{names}q_proj.weight", index_heads * size, hidden, why=CHOOSES)
+                t.whole(f"{names}k_proj.weight", size, hidden, why=CHOOSES)
+                t.norm(f"{names}q_norm", size)
+                t.norm(f"{names}k_norm", size)
+        t.one_of("index", "indexer")
+
+
+def _mlp(
+    t: Table, apart: tuple[str, str], joined: tuple[str, str], ffn: Dim, hidden: int, *, part: str = ""
+) -> None:
+    """An MLP with gate and up apart (block and module), or joined as transformers holds it."""
+    with t.block(apart[0]):
+        gated_mlp(t, apart[1], ffn, hidden, part=part)
+    with t.block(joined[0]):
+        fused_mlp(t, joined[1], ffn, hidden, part=part)

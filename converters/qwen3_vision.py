@@ -1,0 +1,53 @@
+"""The vision towers of Qwen3-VL and Cohere Compass, with mergers after the last layer and after some before it.
+
+q, k, v are three blocks of one matrix; positions are learned.
+Source: transformers ``models/qwen3_vl/modeling_qwen3_vl.py``, ``models/cohere_compass/modeling_cohere_compass.py``.
+"""
+
+from __future__ import annotations
+
+from tpshard.blocks import mlp, norms
+from tpshard.composite import projector
+from tpshard.config import Config
+from tpshard.errors import DamagedError
+from tpshard.partition import Heads, Units
+from tpshard.table import Table
+
+FAMILY = "qwen3_vision"
+MODEL_TYPES = ("qwen3_vl_vision", "qwen3_vl_moe_vision", "cohere_compass_vision")
+_USUAL = {"depth": 27, "num_heads": 16, "hidden_size": 1152, "intermediate_size": 4304, "in_channels": 3,
+          "patch_size": 16, "temporal_patch_size": 2, "spatial_merge_size": 2, "num_position_embeddings": 2304,
+          "out_hidden_size": 3584, "deepstack_visual_indexes": [8, 16, 24]}  # fmt: skip
+USUAL = dict.fromkeys(MODEL_TYPES, _USUAL)
+
+
+def table(c: Config) -> Table:
+    width, count = c.count("hidden_size"), c.count("num_heads", "num_attention_heads")
+    heads, size = Heads("heads", count, count), width // count
+    ffn = Units("ffn", c.count("intermediate_size"), noun="feed-forward channels").each()
+    patch, merged = c.count("patch_size"), c.count("spatial_merge_size") ** 2 * width
+    deep = c.get("deepstack_visual_indexes", default=[])
+    if not isinstance(deep, list):
+        raise DamagedError(f"config.json: 'deepstack_visual_indexes' is {deep!r:.80}, not a list; restore it")
+
+    t = Table(c.count("depth", "num_hidden_layers"))
+    t.tensor(
+        "@patch_embed.proj.weight", width, c.count("in_channels"), c.count("temporal_patch_size"),
+        patch, patch, role="vision",
+    )  # fmt: skip
+    t.tensor("@patch_embed.proj.bias", width, role="vision_bias")
+    t.embedding("@pos_embed", c.count("num_position_embeddings"), width, role="position")
+    layer = "@blocks.{layer}"
+    t.linear(f"{layer}.attn.qkv", heads.query(size) + heads.kv(size) * 2, width, role="qkv", bias=True)
+    t.linear(f"{layer}.attn.proj", width, heads.query(size), role="o", bias=True)
+    mlp(t, f"{layer}.mlp", ffn, width, names=("linear_fc1", "linear_fc2"))
+    norms(t, layer, ("norm1", "norm2"), width, bias=True)
+    t.norm("@merger.norm", width, bias=True)
+    projector(t, "@merger", merged, merged, c.count("out_hidden_size"), names=("linear_fc1", "linear_fc2"))
+    with t.stack(len(deep)):
+        t.norm("@deepstack_merger_list.{layer}.norm", merged, bias=True)
+        projector(
+            t, "@deepstack_merger_list.{layer}", merged, merged, c.count("out_hidden_size"),
+            names=("linear_fc1", "linear_fc2"),
+        )  # fmt: skip
+    return t

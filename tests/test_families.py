@@ -1,0 +1,91 @@
+"""Tiny checkpoints of architectures of every kind: cut, joined, re-cut, and run by their ranks against the original.
+
+A sample by default; ``-m slow`` takes every architecture of transformers and the structural variants.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import zoo
+from zoo.conformance import check
+from zoo.released import released, write_sparse
+
+from tpshard.registry import families
+from tpshard.survey import plan
+
+SERVED = {model_type for module in families().values() for model_type in module.MODEL_TYPES}
+LEAST_SHARDED = 0.95
+
+# One of every kind: fusions, latent attention, experts, state spaces, hybrids, encoders, cross attention.
+SAMPLE = [
+    ("causal", "apertus", ""), ("causal", "bitnet", ""), ("causal", "bloom", ""), ("causal", "codegen", ""),
+    ("causal", "cohere", "qknorm"), ("causal", "dbrx", ""), ("causal", "deepseek_v4", ""), ("causal", "diffllama", ""),
+    ("causal", "falcon_h1", "g1"), ("causal", "falcon_mamba", ""), ("causal", "flint", ""),
+    ("causal", "gemma3n_text", ""), ("causal", "gemma4_text", "keqv"), ("causal", "granitemoehybrid", ""),
+    ("causal", "jetmoe", ""), ("causal", "kimi_linear", ""), ("causal", "laguna", ""), ("causal", "lfm2_moe", ""),
+    ("causal", "llama4_text", ""), ("causal", "longcat_flash", ""), ("causal", "minimax", ""), ("causal", "mpt", ""),
+    ("causal", "qwen3_next", ""), ("causal", "recurrent_gemma", ""), ("causal", "rwkv", ""), ("causal", "xlnet", ""),
+    ("causal", "zaya", ""), ("masked", "deberta-v2", ""), ("masked", "modernbert", ""), ("seq2seq", "t5", ""),
+    ("seq2seq", "bart", ""), ("vlm", "llava", ""), ("vlm", "qwen2_5_vl", ""), ("speech", "whisper", ""),
+]  # fmt: skip
+EVERY = [
+    (task, model_type, variant)
+    for task in zoo.TASKS
+    for model_type in zoo.architectures(task)
+    if model_type in SERVED
+    for variant in ("", *(zoo.variants(model_type) if task == "causal" else ()))
+]
+NOT_RUN = ("transformers:",)  # what transformers itself cannot make
+
+
+def name_of(case: tuple[str, str, str]) -> str:
+    return "-".join(filter(None, case))
+
+
+def conforms(case: tuple[str, str, str], directory: Path, degrees: tuple[int, ...], run_at: tuple[int, ...]) -> None:
+    task, model_type, variant = case
+    out = check(model_type, directory, task=task, variant=variant, degrees=degrees, run_at=run_at)
+    if out.unsupported.startswith(NOT_RUN):
+        pytest.skip(out.unsupported)
+    assert not out.problems
+    assert out.unsupported == ""
+    assert out.error is not None and out.gate is not None and out.error <= out.gate
+
+
+@pytest.mark.parametrize("case", SAMPLE, ids=name_of)
+def test_a_sample(case: tuple[str, str, str], tmp_path: Path) -> None:
+    conforms(case, tmp_path, (2, 3), (3,))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", EVERY, ids=name_of)
+def test_every_architecture(case: tuple[str, str, str], tmp_path: Path) -> None:
+    conforms(case, tmp_path, (1, 2, 3, 4, 5, 8), (2, 3, 8))
+
+
+def test_every_causal_model_of_transformers_has_a_table() -> None:
+    assert [name for name in zoo.architectures("causal") if name not in SERVED] == []
+
+
+RELEASED = ["llama", "phi3", "gpt_oss", "falcon", "qwen3_next", "gemma4_text", "mamba", "bloom"]
+
+
+@pytest.mark.parametrize("model_type", RELEASED)
+def test_released_sizes_are_really_cut(model_type: str, tmp_path: Path) -> None:
+    config, shapes = released(model_type)
+    survey = plan(write_sparse(tmp_path, config, shapes), [8])
+    assert survey.degrees[0].possible, survey.degrees[0].reason
+    assert survey.degrees[0].sharded_fraction is not None
+    assert survey.degrees[0].sharded_fraction >= LEAST_SHARDED
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", sorted(set(zoo.architectures("causal")) & SERVED - set(RELEASED)))
+def test_every_released_size_is_really_cut(model_type: str, tmp_path: Path) -> None:
+    test_released_sizes_are_really_cut(model_type, tmp_path)

@@ -1,0 +1,70 @@
+"""Models of several parts: a language model, and towers that turn images or sounds into vectors beside its tokens.
+
+A composite's table includes the tables of its parts, which the parts' own ``model_type`` finds, and adds what
+connects them. Releases of transformers have put the parts below different names; the prefixes here are all of them.
+"""
+
+from __future__ import annotations
+
+from tpshard.config import Config
+from tpshard.partition import Dim, Units
+from tpshard.registry import part_of, table_of
+from tpshard.table import Prefix, Table
+
+MODEL = ("model.", "")  # what stands before a composite's own tensors
+LANGUAGE: tuple[Prefix, ...] = (
+    ("model.language_model.", ""),  # transformers 4.52 and later
+    ("language_model.model.", "language_model."),  # before
+    ("model.language_model.model.", "model.language_model."),
+    ("model.", ""),
+    ("model.text_model.", ""),
+    ("text_model.model.", "text_model."),
+    ("language_model.", ""),  # without a head
+    ("text_model.", ""),
+)
+
+
+def language_config(c: Config, *names: str, model_type: str = "llama", tied: bool = False) -> Config:
+    """The config of the language model that ``names`` (``text_config``) hold, else the whole where it is flat.
+
+    The head is tied where the whole or the part says so; ``tied`` is what the whole says by default.
+    """
+    names = names or ("text_config", "llm_config")
+    flat = c.get(*names) is None
+    text = part_of(Config({"text_config": {**c.values, "model_type": model_type}} if flat else c.values),
+                   *(("text_config",) if flat else names), model_type=model_type)  # fmt: skip
+    is_tied = c.flag("tie_word_embeddings", default=tied) or text.flag("tie_word_embeddings", default=False)
+    return Config({**text.values, "tie_word_embeddings": is_tied})
+
+
+def include_language(t: Table, text: Config) -> None:
+    """The language model's table, under any of the names that releases have given it."""
+    t.include(table_of(text), *LANGUAGE)
+
+
+def include_tower(t: Table, tower: Config, *at: str, axes: str = "vision_", optional: bool = False) -> None:
+    """A tower's table below one of the modules ``at``; more ranks than it has heads hold it whole."""
+    places = [f"{outer}{name}." for name in at for outer in MODEL]
+    pairs = [(f"{place}{inner}", f"{place}{inner}") for place in places for inner in ("", "vision_model.")]
+    t.include(table_of(tower), *pairs, axes=axes, or_whole=True, optional=optional)
+
+
+def projector_channels(width: int, name: str = "projector") -> Dim:
+    """The channels between the two matrices of a projector; more ranks than channels hold all."""
+    return Units(name, width, noun="channels of the projector", or_whole=True).each()
+
+
+def projector(
+    t: Table,
+    at: str,
+    into: int,
+    width: int,
+    out: int,
+    *,
+    bias: bool = True,
+    names: tuple[str, str] = ("linear_1", "linear_2"),
+) -> None:
+    """Two matrices ``[width, into]`` and ``[out, width]`` with an activation between, below the module ``at``."""
+    channels = projector_channels(width)
+    t.linear(f"{at}.{names[0]}", channels, into, role="up", bias=bias)
+    t.linear(f"{at}.{names[1]}", out, channels, role="down", bias=bias)

@@ -1,0 +1,444 @@
+"""Units and segments: which index of which tensor belongs to which unit of which axis.
+
+The input channels of the products at which ranks meet are the finest that can be dealt. Channels that are
+fed by the same index belong together; what results are units (heads, feed-forward channels, state-space
+heads), groups of units that share some indices (query heads over a key-value head), and indices that all
+units share. Every index of a tensor along its cut dimension gets a label, and the labels, in stored
+order, are what a fusion is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from .probe import Probe
+from .reach import Sum, Trace, traced, unnumbered
+from .sums import Meeting, output_head
+
+MOST_COPIES = 2.0  # times the bytes of an axis that all its units may hold together, where units share some
+
+WHOLE = ("whole", 0)
+Label = tuple[str, int]
+
+
+@dataclass
+class AxisFound:
+    """An axis: the products along it, how many units, and how many groups of units that share indices.
+
+    ``tensors``: by name on disk the cut dimension and a label for each index: ``("unit", n)``, ``("group", n)``,
+    or ``("whole", 0)``. ``ends``: those of the tensors that are summed over.
+    """
+
+    sums: frozenset[str]
+    units: int
+    groups: int
+    tensors: dict[str, tuple[int, tuple[Label, ...]]] = field(default_factory=dict)
+    ends: frozenset[str] = frozenset()
+
+
+class Shares(NamedTuple):
+    """A tensor's dimension: for each index the channels that it feeds, ``[indices, channels]``."""
+
+    tensor: str
+    dim: int
+    fed: torch.Tensor
+
+
+@dataclass
+class Structure:
+    """All that was found of one model; names are those on disk."""
+
+    axes: list[AxisFound]
+    vocabulary: dict[str, int]  # dimension along the vocabulary of tensors that give the logits
+    tables: dict[str, int]  # rows of the tables that ids are looked up in
+    once: frozenset[str]  # added after a sum over ranks
+    spanning: frozenset[str]  # norms that need a sum over ranks
+    odd: dict[str, str]  # tensors that were left whole, and why
+
+
+class _Disk:
+    """From parameters to tensors on disk."""
+
+    def __init__(self, probe: Probe) -> None:
+        self.probe = probe
+        self.parts: dict[str, list[tuple[str, torch.Tensor, torch.Tensor]]] = {}
+        starts = torch.tensor(list(probe.offsets.values()))
+        names = list(probe.offsets)
+        for parameter, origin in probe.origin.items():
+            flat = origin.flatten()
+            owner = torch.bucketize(flat, starts, right=True) - 1
+            self.parts[parameter] = [
+                (names[n], places, flat[places] - starts[n])
+                for n in owner.unique().tolist()
+                for places in [(owner == n).nonzero().flatten()]
+            ]
+
+    def masks(self, parameter: str, mask: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
+        flat = mask.flatten()
+        for name, places, at in self.parts.get(parameter, ()):
+            here = torch.zeros(self.probe.shapes[name], dtype=torch.bool)
+            here.view(-1)[at] = flat[places]
+            yield name, here
+
+
+def structure(probe: Probe, found: Meeting) -> Structure:
+    """Look at every channel of every product at which ranks meet."""
+    trace = traced(probe, found.sums, found.spanning)
+    disk = _Disk(probe)
+    sums = sorted(at for at in found.sums if at in trace.seen)
+    watched = {at: _watched(trace, at, found) for at in sums}
+    shares = _scanned(trace, disk, sums, watched)
+    axes, odd = [], {}
+    for group in _together(sums, shares):
+        axis, left = _axis(probe, disk, trace, group, shares)
+        odd |= left
+        if axis is not None:
+            axes.append(axis)
+    tables = {
+        name: probe.shapes[name][0]
+        for table in trace.tables
+        for name, _, _ in disk.parts[table]
+        if len(probe.shapes[name]) == 2
+    }
+    spanning = frozenset(
+        name
+        for path in found.spanning
+        for parameter in probe.parameters
+        if parameter.rpartition(".")[0] == path
+        for name, _, _ in disk.parts[parameter]
+    )
+    return Structure(axes, _of_logits(trace, disk), tables, _once(probe, disk, found), spanning, odd)
+
+
+def _few(count: int) -> list[int]:
+    return sorted({0, 1, count // 3, count // 2, count - 1} & set(range(count)))
+
+
+def _watched(trace: Trace, at: Sum, found: Meeting) -> list[str]:
+    """Parameters whose elements feed some channels of a product and not others."""
+    names = [name for name in trace.probe.parameters if name not in trace.tables]
+    feeds = [trace.feeding([(at, channel)], names) for channel in _few(trace.channels(at))]
+    out = []
+    for name in dict.fromkeys(name for feed in feeds for name in feed):
+        if name == at.parameter:
+            continue
+        first = feeds[0].get(name)
+        if any((m := feed.get(name)) is None or first is None or not torch.equal(m, first) for feed in feeds):
+            out.append(name)
+    return out
+
+
+def _scanned(
+    trace: Trace, disk: _Disk, sums: list[Sum], watched: Mapping[Sum, list[str]]
+) -> dict[Sum, dict[tuple[str, int], torch.Tensor]]:
+    """For every product, tensor and dimension: which index feeds which channel ``[indices, channels]``."""
+    shapes = trace.probe.shapes
+    out: dict[Sum, dict[tuple[str, int], torch.Tensor]] = {at: {} for at in sums}
+
+    def note(at: Sum, channel: int, parameter: str, mask: torch.Tensor) -> None:
+        for name, here in disk.masks(parameter, mask):
+            for dim, length in enumerate(shapes[name]):
+                table = out[at].get((name, dim))
+                if table is None:
+                    table = out[at][name, dim] = torch.zeros((length, trace.channels(at)), dtype=torch.bool)
+                others = [d for d in range(here.dim()) if d != dim]
+                table[:, channel] |= here.any(others) if others else here
+
+    for batch in _batches(sums, watched):
+        names = sorted({name for at in batch for name in watched[at]})
+        for channel, fed in trace.feeding_each(batch, names):
+            for at in batch:
+                for name in watched[at] if channel < trace.channels(at) else ():
+                    if name in fed:
+                        note(at, channel, name, fed[name])
+    for at in sums:
+        shape = trace.probe.parameters[at.parameter].shape
+        lengths = [shape[d] for d in at.contracted]
+        for channel in range(trace.channels(at)):
+            mask = torch.ones(shape, dtype=torch.bool)
+            rest = channel
+            for d, length in reversed(list(zip(at.contracted, lengths, strict=True))):
+                keep = torch.zeros(length, dtype=torch.bool)
+                keep[rest % length] = True
+                rest //= length
+                mask &= keep.view(-1, *[1] * (len(shape) - d - 1))
+            note(at, channel, at.parameter, mask)
+    return out
+
+
+def _batches(sums: list[Sum], watched: Mapping[Sum, list[str]]) -> list[list[Sum]]:
+    """Products that are fed by different parameters are looked at in one go."""
+    batches: list[tuple[list[Sum], set[str]]] = []
+    for at in sums:
+        for batch, names in batches:
+            if not names & set(watched[at]):
+                batch.append(at)
+                names |= set(watched[at])
+                break
+        else:
+            batches.append(([at], set(watched[at])))
+    return [batch for batch, _ in batches]
+
+
+def _together(
+    sums: list[Sum], shares: Mapping[Sum, Mapping[tuple[str, int], torch.Tensor]]
+) -> list[list[Sum]]:
+    """Products that cut one tensor: their channels belong to one axis."""
+    groups: list[tuple[list[Sum], set[str]]] = []
+    for at in sums:
+        names = {name for (name, _), fed in shares[at].items() if _differs(fed)}
+        joined = [group for group in groups if group[1] & names]
+        groups = [group for group in groups if group not in joined]
+        groups.append(([s for group in joined for s in group[0]] + [at], names.union(*(g[1] for g in joined))))
+    return [group for group, _ in groups]
+
+
+def _differs(fed: torch.Tensor) -> bool:
+    """Whether there are indices that feed some channels and not others."""
+    return bool((fed.any(1) & ~fed.all(1)).any())
+
+
+def _axis(
+    probe: Probe,
+    disk: _Disk,
+    trace: Trace,
+    sums: list[Sum],
+    shares: Mapping[Sum, Mapping[tuple[str, int], torch.Tensor]],
+) -> tuple[AxisFound | None, dict[str, str]]:
+    counts = [trace.channels(at) for at in sums]
+    every: dict[tuple[str, int], list[torch.Tensor | None]] = {}
+    for n, at in enumerate(sums):
+        for key, fed in shares[at].items():
+            every.setdefault(key, [None] * len(sums))[n] = fed
+    tables = {}
+    for (name, dim), parts in every.items():
+        length = probe.shapes[name][dim]
+        tables[name, dim] = torch.cat(
+            [torch.zeros((length, c), dtype=torch.bool) if p is None else p for p, c in zip(parts, counts, strict=True)], 1
+        )
+    dims = _cut_dims(tables)
+    ends = frozenset(name for at in sums for name, _, _ in disk.parts[at.parameter])
+    starts = [sum(counts[:n]) for n in range(len(counts))]
+    indices = [(tables[name, dim], _weight(probe.shapes[name], dim)) for name, dim in dims.items()]
+    chosen: tuple[torch.Tensor, torch.Tensor, dict[str, tuple[int, tuple[Label, ...]]], dict[str, str]] | None = None
+    for longest in sorted({length for fed, _ in indices for length in _run_lengths(fed, starts)}):
+        units = _components(indices, starts, longest)
+        if int(units.max()) < 1 or _copies(indices, units) > MOST_COPIES:
+            continue
+        groups = _groups(indices, units)
+        found, odd = _labelled(dims, tables, units, groups)
+        if chosen is None or len(odd) < len(chosen[3]):
+            chosen = units, groups, found, odd
+        if not odd:
+            break
+    if chosen is None:
+        return None, {name: "all its channels hang together" for name in ends}
+    units, groups, found, odd = chosen
+    sums_found = frozenset(unnumbered(at.parameter) for at in sums)
+    return AxisFound(sums_found, int(units.max()) + 1, int(groups.max()) + 1, found, ends), odd
+
+
+def _weight(shape: tuple[int, ...], dim: int) -> float:
+    return float(torch.tensor(shape).prod()) / shape[dim]
+
+
+def _cut_dims(tables: Mapping[tuple[str, int], torch.Tensor]) -> dict[str, int]:
+    """The dimension of every tensor that is cut: the one whose indices feed the fewest channels, in the fewest runs."""
+    best: dict[str, tuple[tuple[float, int], int]] = {}
+    for (name, dim), fed in tables.items():
+        if not _differs(fed):
+            continue
+        reached = fed.any(1)
+        share = float(fed[reached].double().mean())
+        runs = int((fed[:, 1:] & ~fed[:, :-1]).sum() + fed[:, 0].sum())
+        key = (share, runs)
+        if name not in best or key < best[name][0]:
+            best[name] = (key, dim)
+    return {name: dim for name, (_, dim) in best.items()}
+
+
+def _run_lengths(fed: torch.Tensor, starts: list[int]) -> set[int]:
+    return {stop - start for row in fed.unique(dim=0) if not bool(row.all()) for start, stop in _runs(row, starts)}
+
+
+def _runs(row: torch.Tensor, starts: list[int]) -> list[tuple[int, int]]:
+    places = row.nonzero().flatten().tolist()
+    out: list[tuple[int, int]] = []
+    for place in places:
+        if out and out[-1][1] == place and place not in starts:
+            out[-1] = (out[-1][0], place + 1)
+        else:
+            out.append((place, place + 1))
+    return out
+
+
+def _components(indices: list[tuple[torch.Tensor, float]], starts: list[int], longest: int) -> torch.Tensor:
+    """A number for every channel, the same for those that belong together, in the order of the channels.
+
+    Channels side by side in runs of at most ``longest`` are held together by an index that they share, channels of
+    different products by one that has one run in each.
+    """
+    channels = indices[0][0].shape[1]
+    bounds = [*starts, channels]
+    joined = _Joined(channels)
+    for fed, _ in indices:
+        for row in fed.unique(dim=0):
+            touched = [row[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+            if any(bool(part.all()) for part in touched if len(part) > 1):
+                continue  # shared by all
+            runs = _runs(row, starts)
+            fitting = [run for run in runs if run[1] - run[0] <= longest]
+            for start, stop in fitting:
+                joined.join(range(start, stop))
+            if len(fitting) == len(runs) == sum(bool(part.any()) for part in touched):
+                joined.join(start for start, _ in runs)
+    return joined.numbers()
+
+
+def _groups(indices: list[tuple[torch.Tensor, float]], units: torch.Tensor) -> torch.Tensor:
+    """A number for every unit, the same for those that share an index which not all of them share."""
+    count = int(units.max()) + 1
+    joined = _Joined(count)
+    for fed, _ in indices:
+        for row in _touched(fed, units).unique(dim=0):
+            if not bool(row.all()):
+                joined.join(row.nonzero().flatten().tolist())
+    return joined.numbers()
+
+
+class _Joined:
+    """Numbers from 0 that are joined to sets."""
+
+    def __init__(self, count: int) -> None:
+        self._parent = list(range(count))
+
+    def _root(self, number: int) -> int:
+        while self._parent[number] != number:
+            self._parent[number] = self._parent[self._parent[number]]
+            number = self._parent[number]
+        return number
+
+    def join(self, numbers: Iterable[int]) -> None:
+        first: int | None = None
+        for number in numbers:
+            if first is None:
+                first = self._root(number)
+            else:
+                self._parent[self._root(number)] = first
+
+    def numbers(self) -> torch.Tensor:
+        """For each the number of its set, counted in the order of their first members."""
+        seen: dict[int, int] = {}
+        return torch.tensor([seen.setdefault(self._root(n), len(seen)) for n in range(len(self._parent))])
+
+
+def _touched(fed: torch.Tensor, units: torch.Tensor) -> torch.Tensor:
+    """Which index feeds which unit, ``[indices, units]``."""
+    out = torch.zeros((fed.shape[0], int(units.max()) + 1), dtype=torch.bool)
+    for unit in range(out.shape[1]):
+        out[:, unit] = fed[:, units == unit].any(1)
+    return out
+
+
+def _copies(indices: list[tuple[torch.Tensor, float]], units: torch.Tensor) -> float:
+    """How many times the bytes along the axis all units hold together; what all of them share is left out."""
+    held = total = 0.0
+    for fed, weight in indices:
+        touched = _touched(fed, units).sum(1).double()
+        partial = touched[touched < int(units.max()) + 1]
+        held += weight * float(partial.sum())
+        total += weight * float((partial > 0).sum())
+    return held / total if total else 1.0
+
+
+def _labelled(
+    dims: Mapping[str, int],
+    tables: Mapping[tuple[str, int], torch.Tensor],
+    units: torch.Tensor,
+    groups: torch.Tensor,
+) -> tuple[dict[str, tuple[int, tuple[Label, ...]]], dict[str, str]]:
+    """A label for every index of the cut dimensions, and the tensors for which there is none."""
+    count = int(units.max()) + 1
+    of_group = {
+        frozenset((groups == g).nonzero().flatten().tolist()): g for g in range(int(groups.max()) + 1)
+    }
+    found, odd = {}, {}
+    for name, dim in dims.items():
+        labels: list[Label] = []
+        for row in _touched(tables[name, dim], units):
+            held = frozenset(row.nonzero().flatten().tolist())
+            if not held or len(held) == count:
+                labels.append(WHOLE)
+            elif len(held) == 1:
+                labels.append(("unit", next(iter(held))))
+            elif held in of_group:
+                labels.append(("group", of_group[held]))
+            else:
+                odd[name] = f"its indices along dimension {dim} are shared by units that form no group"
+                break
+        else:
+            if any(label != WHOLE for label in labels):
+                found[name] = (dim, tuple(labels))
+    return found, odd
+
+
+def _of_logits(trace: Trace, disk: _Disk) -> dict[str, int]:
+    """Tensors with one index for each of the logits, and their dimension."""
+    count = int(trace.outputs.shape[-1])
+    names = [n for n in trace.probe.parameters if n not in trace.tables or n == output_head(trace.probe)]
+    out: dict[str, int] | None = None
+    for channel in (0, count // 2, count - 1):
+        here: dict[str, int] = {}
+        for parameter, mask in trace.feeding_output(channel, names).items():
+            for name, found in disk.masks(parameter, mask):
+                for dim, length in enumerate(found.shape):
+                    others = [d for d in range(found.dim()) if d != dim]
+                    reached = found.any(others) if others else found
+                    if length == count and int(reached.sum()) == 1 and bool(reached[channel]):
+                        here[name] = dim
+        out = here if out is None else {name: dim for name, dim in out.items() if here.get(name) == dim}
+    return out or {}
+
+
+def _once(probe: Probe, disk: _Disk, found: Meeting) -> frozenset[str]:
+    """Tensors that are added to a sum: with the products' own part zero they still feed what their module gives."""
+    from .products import Products
+
+    paths = {at.parameter.rpartition(".")[0] for at in found.sums}
+    outputs: dict[str, torch.Tensor] = {}
+
+    def hook(path: str):  # type: ignore[no-untyped-def]
+        def after(module, args, output):  # type: ignore[no-untyped-def]
+            outputs[path] = output[0] if isinstance(output, tuple) else output
+
+        return after
+
+    handles = [probe.modules[path].register_forward_hook(hook(path)) for path in paths]
+
+    def product(one, again, result):  # type: ignore[no-untyped-def]
+        if Sum(one.parameter, one.contracted) in found.sums:
+            return again(torch.zeros_like(one.x))
+        return None
+
+    try:
+        with torch.enable_grad(), Products(probe.parameters, product, lambda table, result: result.detach()):
+            probe.run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    once: set[str] = set()
+    for path, value in outputs.items():
+        own = [name for name in probe.parameters if name.rpartition(".")[0] == path]
+        if not value.requires_grad:
+            continue
+        fed = torch.autograd.grad(
+            value.sum(), [probe.parameters[name] for name in own], retain_graph=True, allow_unused=True
+        )
+        for name, gradient in zip(own, fed, strict=True):
+            if gradient is not None and bool((gradient != 0).any()):
+                once |= {tensor for tensor, _, _ in disk.parts[name]}
+    return frozenset(once)
