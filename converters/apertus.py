@@ -14,6 +14,10 @@ from tpshard.table import Table
 
 FAMILY = "apertus"
 MODEL_TYPES = ("apertus", "apertus1p5_text")
+USUAL = {
+    "apertus1p5_text": {"vocab_size": 266752, "hidden_size": 4096, "intermediate_size": 14336,
+                        "num_hidden_layers": 32, "num_attention_heads": 32},
+}  # fmt: skip
 
 
 def table(c: Config) -> Table:

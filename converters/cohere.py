@@ -12,6 +12,9 @@ from tpshard.table import Table
 
 FAMILY = "cohere"
 MODEL_TYPES = ("cohere", "cohere2", "cohere_compass_text")
+_COHERE = {"vocab_size": 256000, "hidden_size": 8192, "intermediate_size": 22528, "num_hidden_layers": 40,
+           "num_attention_heads": 64}  # fmt: skip
+USUAL = {"cohere": _COHERE, "cohere2": _COHERE, "cohere_compass_text": _COHERE}
 
 
 def table(c: Config) -> Table:

@@ -11,6 +11,10 @@ from tpshard.table import Table
 
 FAMILY = "exaone4"
 MODEL_TYPES = ("exaone4",)
+USUAL = {
+    "exaone4": {"vocab_size": 102400, "hidden_size": 4096, "intermediate_size": 16384, "num_hidden_layers": 32,
+                "num_attention_heads": 32, "num_key_value_heads": 32},
+}  # fmt: skip
 
 
 def table(c: Config) -> Table:

@@ -13,6 +13,14 @@ from tpshard.table import Table
 
 FAMILY = "gemma"
 MODEL_TYPES = ("gemma", "gemma2", "gemma3_text", "gemma3")
+_GEMMA2 = {"vocab_size": 256000, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+           "num_attention_heads": 8, "num_key_value_heads": 4}  # fmt: skip
+USUAL = {
+    "gemma": {"vocab_size": 256000, "hidden_size": 3072, "intermediate_size": 24576, "num_hidden_layers": 28,
+              "num_attention_heads": 16, "num_key_value_heads": 16},
+    "gemma2": _GEMMA2,
+    "gemma3_text": {**_GEMMA2, "vocab_size": 262208},
+}  # fmt: skip
 
 
 def table(c: Config) -> Table:

@@ -1,6 +1,7 @@
-"""GLM-4 (``glm``) and GLM-4-0414 (``glm4``): biased q, k, v and ``[gate; up]`` in one matrix; glm4 has two more norms.
+"""GLM-4 (``glm``), GLM-4-0414 (``glm4``) and GLM-4V: biased q, k, v and ``[gate; up]`` in one matrix.
 
-Source: transformers ``models/glm/modeling_glm.py``, ``models/glm4/modeling_glm4.py``.
+The latter two also normalise what attention and MLP give.
+Source: transformers ``models/{glm,glm4,glm4v}/modeling_*.py``.
 """
 
 from __future__ import annotations
@@ -10,12 +11,16 @@ from tpshard.config import Config
 from tpshard.table import Table
 
 FAMILY = "glm"
-MODEL_TYPES = ("glm", "glm4")
+MODEL_TYPES = ("glm", "glm4", "glm4v_text")
+USUAL = {
+    "glm4v_text": {"vocab_size": 151552, "hidden_size": 4096, "intermediate_size": 13696, "num_hidden_layers": 40,
+                   "num_attention_heads": 32, "num_key_value_heads": 2},
+}  # fmt: skip
 
 
 def table(c: Config) -> Table:
     hidden, heads = c.count("hidden_size"), heads_of(c, default_kv=2)
-    size = c.head_dim(heads.query_heads, default=128)
+    size = c.head_dim(heads.query_heads, default=None if c.model_type == "glm4v_text" else 128)
 
     t = decoder(c)
     layer = "@layers.{layer}"
@@ -25,6 +30,6 @@ def table(c: Config) -> Table:
     )  # fmt: skip
     fused_mlp(t, f"{layer}.mlp", channels_of(c), hidden)
     norms(t, layer, ("input_layernorm", "post_attention_layernorm"), hidden)
-    if c.model_type == "glm4":
+    if c.model_type != "glm":
         norms(t, layer, ("post_self_attn_layernorm", "post_mlp_layernorm"), hidden)
     return t

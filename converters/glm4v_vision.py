@@ -45,5 +45,8 @@ def table(c: Config) -> Table:
     t.tensor("@downsample.bias", out, role="vision_bias")
     t.whole("@merger.proj.weight", out, out, why="a norm of all its outputs follows")
     t.norm("@merger.post_projection_norm", out, bias=True)
-    gated_mlp(t, "@merger", projector_channels(c.count("intermediate_size")), out)
+    channels = projector_channels(c.count("intermediate_size"))
+    t.linear("@merger.gate_proj", channels, out, role="projector_in")
+    t.linear("@merger.up_proj", channels, out, role="projector_in")
+    t.linear("@merger.down_proj", out, channels, role="projector_out")
     return t

@@ -11,6 +11,10 @@ from tpshard.table import Table
 
 FAMILY = "hyperclovax"
 MODEL_TYPES = ("hyperclovax",)
+USUAL = {
+    "hyperclovax": {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+                    "num_attention_heads": 32},
+}  # fmt: skip
 
 
 def table(c: Config) -> Table:

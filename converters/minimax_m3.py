@@ -34,9 +34,7 @@ def table(c: Config) -> Table:
     _indexer(t, c, f"{layer}.self_attn", hidden)
     if layers.dense:
         with t.only(layers.dense):
-            _mlp(t, ("dense", f"{layer}.mlp"), ("dense, joined", f"{layer}.mlp"),
-                 channels_of(c, "dense_intermediate_size"), hidden)  # fmt: skip
-            t.one_of("dense", "dense, joined")
+            _dense(t, f"{layer}.mlp", channels_of(c, "dense_intermediate_size"), hidden)
     with t.only(layers.sparse):
         hub, stacked = f"{layer}.block_sparse_moe", f"{layer}.mlp"
         for block, at, correction in (("experts", hub, ""), ("stacked experts", stacked, "gate.")):
@@ -47,10 +45,11 @@ def table(c: Config) -> Table:
             t, f"{hub}.experts", count, expert_channels(c, "intermediate_size"), hidden,
             names=MIXTRAL, bank=f"{stacked}.experts",
         )  # fmt: skip
-        shared = shared_channels(c.number("shared_intermediate_size"))
-        if shared is not None:
-            _mlp(t, ("experts", f"{hub}.shared_experts"), ("stacked experts", f"{stacked}.shared_experts"),
-                 shared, hidden, part="shared_")  # fmt: skip
+        shared = shared_channels(c.count("shared_intermediate_size", default=3072))
+        with t.block("experts"):
+            gated_mlp(t, f"{hub}.shared_experts", shared, hidden, part="shared_")
+        with t.block("stacked experts"):
+            fused_mlp(t, f"{stacked}.shared_experts", shared, hidden, part="shared_")
         t.one_of("experts", "stacked experts")
     return t
 
@@ -79,11 +78,12 @@ def _indexer(t: Table, c: Config, at: str, hidden: int) -> None:
         t.one_of("index", "indexer")
 
 
-def _mlp(
-    t: Table, apart: tuple[str, str], joined: tuple[str, str], ffn: Dim, hidden: int, *, part: str = ""
-) -> None:
-    """An MLP with gate and up apart (block and module), or joined as transformers holds it."""
-    with t.block(apart[0]):
-        gated_mlp(t, apart[1], ffn, hidden, part=part)
-    with t.block(joined[0]):
-        fused_mlp(t, joined[1], ffn, hidden, part=part)
+def _dense(t: Table, at: str, ffn: Dim, hidden: int) -> None:
+    """An MLP with gate and up apart, as on the hub, or joined."""
+    with t.block("dense"):
+        t.linear(f"{at}.gate_proj", ffn, hidden, role="gate")
+        t.linear(f"{at}.up_proj", ffn, hidden, role="up")
+    with t.block("dense, joined"):
+        t.linear(f"{at}.gate_up_proj", ffn * 2, hidden, role="gate_up")
+    t.linear(f"{at}.down_proj", hidden, ffn, role="down")
+    t.one_of("dense", "dense, joined")

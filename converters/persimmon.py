@@ -12,6 +12,10 @@ from tpshard.table import Table
 
 FAMILY = "persimmon"
 MODEL_TYPES = ("persimmon",)
+USUAL = {
+    "persimmon": {"vocab_size": 262144, "hidden_size": 4096, "intermediate_size": 16384, "num_hidden_layers": 36,
+                  "num_attention_heads": 64},
+}  # fmt: skip
 
 
 def table(c: Config) -> Table:

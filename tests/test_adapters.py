@@ -11,12 +11,12 @@ import pytest
 peft = pytest.importorskip("peft", reason="the adapters are made by peft")
 torch = pytest.importorskip("torch", reason="the adapters are made with torch")
 
-import tiny_models
-from peft.tuners.lora.layer import Embedding, LoraLayer, ParamWrapper
-from safetensors.torch import load_file
-from weights import tree
+import tiny_models  # noqa: E402
+from peft.tuners.lora.layer import Embedding, LoraLayer, ParamWrapper  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+from weights import tree  # noqa: E402
 
-from tpshard import UnsupportedError, merge, reshard, split, verify
+from tpshard import UnsupportedError, merge, reshard, split, verify  # noqa: E402
 
 LLAMA = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 BANKS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from commands import ok, refused, tpshard
+from commands import ok, refused
 from hypothesis import given
 from hypothesis import strategies as st
-from weights import CONFIG, Tensor, nbytes, ranks, read, tree, write, write_llama
+from weights import CONFIG, Tensor, nbytes, ranks, read, tree, write
 
-from tpshard import DamagedError, UnsupportedError, UsageError, inspect, merge, reshard, split, verify
+from tpshard import DamagedError, UnsupportedError, inspect, merge, reshard, split, verify
 from tpshard.adapterplan import adapter_plan_verdict, judge_adapter
 from tpshard.intervals import Run
 from tpshard.lora import piece_of
@@ -24,6 +22,7 @@ from tpshard.manifest import Manifest
 from tpshard.partition import interned
 from tpshard.plancuts import Planned, planned
 from tpshard.shards import read_manifest
+from tpshard.table import ADDED_ONCE
 
 SHAPES = {  # of a layer of the Llama in weights.py, [out, in]
     "self_attn.q_proj": (32, 32),
@@ -332,7 +331,7 @@ FAULTS: dict[str, Callable[[Planned], Planned]] = {
     "parts exchanged": _exchanged,
     "whole on every rank": _whole,
     "an index lacks": _shortened,
-    "another note": lambda tensor: tensor._replace(note="" if tensor.note else "added once"),
+    "another note": lambda tensor: tensor._replace(note="" if tensor.note else ADDED_ONCE),
 }
 
 

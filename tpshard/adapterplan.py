@@ -29,15 +29,20 @@ from .plancuts import (
     spans_text,
     tiling_fault,
     unit_noun,
-    units_of,
 )
+from .planparts import Member, judge_vocabulary
 from .planrules import LEVEL
 from .reports import Finding
 from .roles import COLUMN, ROW, VOCABULARY
 from .table import ADDED_ONCE, NEEDS_SUM
 from .verdicts import FAILED, NOT_RUN, PASSED, LevelVerdict
 
-_KINDS = ("_lora_a", "_lora_b", "_lora_bias", "_lora_magnitude")
+_NOTES = {  # that of a pair whose product is summed over ranks
+    "_lora_a": PARTIAL,
+    "_lora_b": PARTIAL,
+    "_lora_bias": ADDED_ONCE,
+    "_lora_magnitude": NEEDS_SUM,
+}
 _CUT = COLUMN | ROW | VOCABULARY
 Said = tuple[str, str]  # tensor, message
 
@@ -70,12 +75,15 @@ def adapter_plan_verdict(manifest: Manifest) -> LevelVerdict:
 def judge_adapter(tensors: Mapping[str, Planned], tp_size: int) -> Iterator[Said]:
     """What is wrong with the cuts of an adapter's tensors: ``(tensor, message)``."""
     views: dict[tuple[Axis, str], list[_Held]] = defaultdict(list)
+    vocabulary: list[Member] = []
     for name, tensor in tensors.items():
         for number, (dim, part) in enumerate(zip(tensor.dims, tensor.parts, strict=True)):
             if dim.extent != tensor.shape[number] or part.extent != tensor.shape[number]:
                 yield name, f"{name} has {tensor.shape[number]} indices in dimension {number}, its cut {part.extent}"
             if dim.axes:
-                cut = read_dim(dim, part, number)
+                cut = read_dim(dim, part, len(tensor.dims) - 1 - number)
+                if tensor.role.removesuffix(_kind(tensor.role)) in VOCABULARY:
+                    vocabulary.append(Member(tensor, [(number, cut)]))
                 yield from ((name, f"{name}: {fault}") for fault in cut.faults[:3])
                 _collect(views, tensor, cut)
             elif not part.is_whole:
@@ -89,6 +97,7 @@ def judge_adapter(tensors: Mapping[str, Planned], tp_size: int) -> Iterator[Said
         yield from _judge_view(axis, view, found, tp_size)
     for axis in dict.fromkeys(axis for axis, _ in views):
         yield from _judge_groups(axis, views)
+    yield from ((member.name, message) for member, message in judge_vocabulary(vocabulary, tp_size))
 
 
 def _collect(views: dict[tuple[Axis, str], list[_Held]], tensor: Planned, cut: CutDim) -> None:
@@ -97,7 +106,7 @@ def _collect(views: dict[tuple[Axis, str], list[_Held]], tensor: Planned, cut: C
 
 
 def _kind(role: str) -> str:
-    return next((kind for kind in _KINDS if role.endswith(kind)), "")
+    return next((kind for kind in _NOTES if role.endswith(kind)), "")
 
 
 def _pairs(tensors: Mapping[str, Planned]) -> dict[tuple[str, str], dict[str, Planned]]:
@@ -128,41 +137,29 @@ def _judge_pair(members: Mapping[str, Planned], tp_size: int) -> Iterator[Said]:
     if tp_size > 1 and base in _CUT and not any(dim.axes for dim in (*first.dims, *second.dims)):
         yield second.name, f"{first.name} and {second.name} are whole on every rank, and their base ({base}) is cut"
     summed = bool(first.dims[1].axes)
-    for tensor in (first, second):
-        if (tensor.note == PARTIAL) != summed:
-            told = "says that it is a part of a sum over ranks" if tensor.note == PARTIAL else "does not say so"
-            yield (
-                tensor.name,
-                (f"{tensor.name} is {'' if summed else 'not '}a part of a sum over ranks, and its note {told}"),
-            )
-    for kind, note in (("_lora_bias", ADDED_ONCE), ("_lora_magnitude", NEEDS_SUM)):
-        beside = members.get(kind)
-        if beside is None:
-            continue
-        if beside.parts != second.parts[:1]:
-            yield beside.name, f"{beside.name} is cut otherwise than the outputs of {second.name}"
-        if (beside.note == note) != summed:
-            yield beside.name, f"{beside.name}: its note is {beside.note!r}, and {note if summed else 'none'!r} is due"
+    for kind, tensor in members.items():
+        due = _NOTES[kind] if summed else ""
+        of_base = kind == "_lora_b" and not summed and tensor.note not in _NOTES.values()
+        if tensor.note != due and not of_base:
+            yield tensor.name, f"{tensor.name} has the note {tensor.note!r}, and {due or 'none'!r} is due"
+        if kind not in ("_lora_a", "_lora_b") and tensor.parts != second.parts[:1]:
+            yield tensor.name, f"{tensor.name} is cut otherwise than the outputs of {second.name}"
 
 
 def _judge_view(axis: Axis, view: str, found: list[_Held], tp_size: int) -> Iterator[Said]:
     """All tensors along a view hold the same units; where they are summed or gathered over ranks, each once."""
     first = found[0]
+    units = unit_noun(axis, view)
     for other in found[1:]:
         for rank, (mine, theirs) in enumerate(zip(other.held, first.held, strict=True)):
             if mine != theirs:
-                yield (
-                    other.tensor.name,
-                    (
-                        f"{other.tensor.name}: rank {rank} holds {unit_noun(axis, view)} {spans_text(mine)}, and of "
-                        f"{first.tensor.name} those are {spans_text(theirs)}"
-                    ),
-                )
+                held = f"rank {rank} holds {units} {spans_text(mine)}, and of {first.tensor.name} those are"
+                yield other.tensor.name, f"{other.tensor.name}: {held} {spans_text(theirs)}"
                 break
     if view != "kv" and not axis.is_whole(tp_size):
         fault = tiling_fault(first.held, axis.views()[view])
         if fault:
-            yield first.tensor.name, f"{first.tensor.name}: of the {unit_noun(axis, view)}, {fault}"
+            yield first.tensor.name, f"{first.tensor.name}: of the {units}, {fault}"
 
 
 def _judge_groups(axis: Axis, views: Mapping[tuple[Axis, str], list[_Held]]) -> Iterator[Said]:
@@ -172,12 +169,19 @@ def _judge_groups(axis: Axis, views: Mapping[tuple[Axis, str], list[_Held]]) -> 
         return
     group = axis.views()["query"] // axis.views()["kv"]
     for rank, (mine, theirs) in enumerate(zip(kv[0].held, query[0].held, strict=True)):
-        if units_of(mine) != sorted({unit // group for unit in units_of(theirs)}):
-            yield (
-                kv[0].tensor.name,
-                (
-                    f"{kv[0].tensor.name}: rank {rank} holds {unit_noun(axis, 'kv')} {spans_text(mine)}, where its "
-                    f"{unit_noun(axis, 'query')} {spans_text(theirs)} use others"
-                ),
-            )
+        if mine != _used(theirs, group):
+            held = f"rank {rank} holds {unit_noun(axis, 'kv')} {spans_text(mine)}, and its {unit_noun(axis, 'query')}"
+            yield kv[0].tensor.name, f"{kv[0].tensor.name}: {held} {spans_text(theirs)} use others"
             break
+
+
+def _used(query: Spans, group: int) -> Spans:
+    """The KV heads that query heads use, ``group`` of which share one."""
+    out: list[tuple[int, int]] = []
+    for start, stop in query:
+        low, high = start // group, -(-stop // group)
+        if out and low <= out[-1][1]:
+            out[-1] = out[-1][0], high
+        else:
+            out.append((low, high))
+    return tuple(out)

@@ -39,6 +39,7 @@ def decoder(
     prefixes: Sequence[str] = ("model.", ""),
     experts: int = 0,
     extra_layers: int = 0,
+    idle_experts: int = 0,
     tied: bool = False,
     norm: str | None = "norm",
     norm_bias: bool | None = False,
@@ -50,7 +51,7 @@ def decoder(
     norm's name, None where it has no weights.
     """
     hidden, vocab = c.count("hidden_size"), vocabulary_of(c)
-    t = Table(c.count("num_hidden_layers"), experts, extra_layers, prefixes)
+    t = Table(c.count("num_hidden_layers"), experts, extra_layers, prefixes, idle_experts=idle_experts)
     t.embedding("@embed_tokens", vocab, hidden)
     if norm is not None:
         t.norm(f"@{norm}", hidden, bias=norm_bias)
@@ -184,9 +185,8 @@ def experts(
 
 
 def latent_attention(
-    c: Config, t: Table, at: str, *, bias: bool | None = False, axis: str = "heads", gathered: bool = False,
-    out: str = "o_proj",
-) -> Units:  # fmt: skip
+    c: Config, t: Table, at: str, *, bias: bool | None = False, axis: str = "heads", gathered: bool = False
+) -> Units:
     """Multi-head latent attention as DeepSeek-V2 stores it, with or without a latent for the queries.
 
     What leads to the latents (``q_a_proj``, ``kv_a_proj_with_mqa``) and their norms are whole; what leads from
@@ -198,24 +198,35 @@ def latent_attention(
     """
     hidden = c.count("hidden_size")
     heads = Units(axis, c.count("num_attention_heads"), noun="attention heads")
-    nope, rope, value = c.count("qk_nope_head_dim"), c.count("qk_rope_head_dim"), c.count("v_head_dim")
-    latent = c.count("kv_lora_rank")
+    query = heads.each(c.count("qk_nope_head_dim") + c.count("qk_rope_head_dim"))
     if c.get("q_lora_rank") is None:
-        t.linear(f"{at}.q_proj", heads.each(nope + rope), hidden, role="q")
+        t.linear(f"{at}.q_proj", query, hidden, role="q")
     else:
-        q_latent = c.count("q_lora_rank")
-        if gathered:
-            cut = Units("q_latent", q_latent, noun="channels of the queries' latent", or_whole=True).each()
-            t.linear(f"{at}.q_a_proj", cut, hidden, role="q_a", bias=bias, note=NEEDS_GATHER)
-        else:
-            t.linear(f"{at}.q_a_proj", q_latent, hidden, role="q_a", bias=bias)
-        t.norm(f"{at}.q_a_layernorm", q_latent)
-        t.linear(f"{at}.q_b_proj", heads.each(nope + rope), q_latent, role="q_b")
-    t.linear(f"{at}.kv_a_proj_with_mqa", latent + rope, hidden, role="kv_a", bias=bias)
-    t.norm(f"{at}.kv_a_layernorm", latent)
-    t.linear(f"{at}.kv_b_proj", heads.each(nope + value), latent, role="kv_b")
-    t.linear(f"{at}.{out}", hidden, heads.each(value), role="o", bias=bias)
+        latent = query_latent(c, t, at, bias=bias, gathered=gathered)
+        t.linear(f"{at}.q_b_proj", query, latent, role="q_b")
+    latent_keys(c, t, at, heads, bias=bias)
     return heads
+
+
+def query_latent(c: Config, t: Table, at: str, *, bias: bool | None = False, gathered: bool = False) -> int:
+    """The way to the queries' latent and its norm, as :func:`latent_attention` has them; returns its width."""
+    hidden, latent = c.count("hidden_size"), c.count("q_lora_rank")
+    if gathered:
+        cut = Units("q_latent", latent, noun="channels of the queries' latent", or_whole=True).each()
+        t.linear(f"{at}.q_a_proj", cut, hidden, role="gathered", bias=bias, note=NEEDS_GATHER)
+    else:
+        t.linear(f"{at}.q_a_proj", latent, hidden, role="q_a", bias=bias)
+    t.norm(f"{at}.q_a_layernorm", latent)
+    return latent
+
+
+def latent_keys(c: Config, t: Table, at: str, heads: Units, *, bias: bool | None = False) -> None:
+    """Keys and values from their latent, and the output matrix, as :func:`latent_attention` has them."""
+    hidden, latent, value = c.count("hidden_size"), c.count("kv_lora_rank"), c.count("v_head_dim")
+    t.linear(f"{at}.kv_a_proj_with_mqa", latent + c.count("qk_rope_head_dim"), hidden, role="kv_a", bias=bias)
+    t.norm(f"{at}.kv_a_layernorm", latent)
+    t.linear(f"{at}.kv_b_proj", heads.each(c.count("qk_nope_head_dim") + value), latent, role="kv_b")
+    t.linear(f"{at}.o_proj", hidden, heads.each(value), role="o", bias=bias)
 
 
 def token_indexer(c: Config, t: Table, at: str) -> None:

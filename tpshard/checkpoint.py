@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 from .collection import uncollected
 from .degrees import axes_of
-from .errors import DamagedError, UnsupportedError
+from .errors import DamagedError
 from .header import WeightsFile, build_header
 from .layout import Layout, whole_layout
 from .manifest import Note
 from .matching import Logical, Matched, match
 from .partition import Axis
 from .planning import Placed, PlacedFile
+from .quantisation import formats_of
+from .quantisation.composition import pack, unpack
 from .registry import family_of, table_for
 from .routing import Extent
 from .source import Source, open_source
@@ -60,27 +62,18 @@ def open_checkpoint(path: str | os.PathLike[str], *, copy_unknown: bool = False)
             :func:`tpshard.matching.match`.
     """
     source = open_source(path)
-    _refuse_quantised(source)
+    quantised = source.config.get("quantization_config")
+    formats = [] if quantised is None else formats_of(quantised)
     family = family_of(source.config)
     table = table_for(source.config)
     placed = place_source(source)
     tensors = tuple(placed.layout.tensors.values())
     names = [*tensors, *aliased(source, placed.layout)]
-    matched = match(table, names, copy_unknown=copy_unknown)
+    unpacked = unpack(names, formats)
+    matched, reasons = pack(match(table, unpacked.tensors, copy_unknown=copy_unknown), unpacked)
     require_alike(source, matched)
     warnings = (*source.warnings, *_tie_warnings(matched, source))
-    return Checkpoint(source, family, tensors, matched, axes_of(matched.dims), placed, warnings)
-
-
-def _refuse_quantised(source: Source) -> None:
-    """Scales and packed integers must be cut with their weights; until they can be, nothing is."""
-    quantised = source.config.get("quantization_config")
-    if quantised is not None:
-        method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else "unknown"
-        raise UnsupportedError(
-            f"config.json declares quantisation by {method!r}; quantised checkpoints cannot be cut yet: "
-            "use the checkpoint in its original precision"
-        )
+    return Checkpoint(source, family, tensors, matched, axes_of(matched.dims) | reasons, placed, warnings)
 
 
 def aliased(source: Source, layout: Layout) -> list[Logical]:

@@ -155,8 +155,8 @@ def plan(path: str, tp_sizes: list[int], even: bool, base: str | None, copy_unkn
 def split(
     source: str, output: str, tp_size: int, even: bool, max_file_size: int | None, digest: str, base: str | None,
     copy_unknown: bool, levels: tuple[str, ...], compute: str | None, mode: str | None, tokens: int | None,
-    min_coverage: float | None, device: str, trust_remote_code: bool, gates_file: str | None, keep_failed: bool, card: bool, as_json: bool,
-    **moving: Any,
+    min_coverage: float | None, device: str, trust_remote_code: bool, gates_file: str | None, keep_failed: bool,
+    card: bool, as_json: bool, **moving: Any,
 ) -> None:  # fmt: skip
     """Cut the checkpoint SRC (a directory or hub id[@revision]) into one file a rank."""
     options = options_of(moving, algorithm="" if digest == "none" else digest)

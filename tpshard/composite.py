@@ -66,5 +66,5 @@ def projector(
 ) -> None:
     """Two matrices ``[width, into]`` and ``[out, width]`` with an activation between, below the module ``at``."""
     channels = projector_channels(width)
-    t.linear(f"{at}.{names[0]}", channels, into, role="up", bias=bias)
-    t.linear(f"{at}.{names[1]}", out, channels, role="down", bias=bias)
+    t.linear(f"{at}.{names[0]}", channels, into, role="projector_in", bias=bias)
+    t.linear(f"{at}.{names[1]}", out, channels, role="projector_out", bias=bias)

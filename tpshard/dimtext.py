@@ -1,8 +1,8 @@
 """Dimensions, axes and runs as the short texts that stand in ``tpshard.json``.
 
 A segment is ``AXIS.VIEW[START:STOP]*SIZE`` (``SIZE`` stored indices for each of the axis' units from
-START to STOP) or ``whole*SIZE``; the runs of a rank are ``START:STOP`` and ``pad:LENGTH`` in stored
-order, separated by blanks.
+START to STOP; with ``/PER`` behind it, for every PER of them) or ``whole*SIZE``; the runs of a rank are
+``START:STOP`` and ``pad:LENGTH`` in stored order, separated by blanks.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from .partition import Axis, Dim, Heads, Padded, Segment, Units
 
 _SEGMENT = re.compile(
     r"(?:whole|(?P<axis>[^\[\]*]+)\.(?P<view>\w+)\[(?P<start>[0-9]{1,18}):(?P<stop>[0-9]{1,18})\])\*(?P<size>[0-9]{1,18})"
+    r"(?:/(?P<per>[0-9]{1,18}))?"
 )
 _AXES: dict[str, type[Units] | type[Heads] | type[Padded]] = {"units": Units, "heads": Heads, "padded": Padded}
 
@@ -25,7 +26,8 @@ def segment_text(segment: Segment) -> str:
     """``heads.query[0:9]*64`` or ``whole*128``."""
     if segment.axis is None:
         return f"whole*{segment.size}"
-    return f"{segment.axis.name}.{segment.view}[{segment.start}:{segment.stop}]*{segment.size}"
+    per = f"/{segment.per}" if segment.per != 1 else ""
+    return f"{segment.axis.name}.{segment.view}[{segment.start}:{segment.stop}]*{segment.size}{per}"
 
 
 def dim_texts(dim: Dim) -> list[str]:
@@ -44,7 +46,7 @@ def parse_dim(texts: list[str], axes: Mapping[str, Axis]) -> Dim:
         found = _SEGMENT.fullmatch(text)
         if found is None:
             raise LayoutError(f"{text[:80]!r} is not a segment")
-        size = int(found["size"])
+        size, per = int(found["size"]), int(found["per"] or 1)
         if found["axis"] is None:
             segments.append(Segment(None, "", 0, 1, size))
             continue
@@ -52,7 +54,9 @@ def parse_dim(texts: list[str], axes: Mapping[str, Axis]) -> Dim:
         start, stop = int(found["start"]), int(found["stop"])
         if axis is None or view not in axis.views() or not 0 <= start <= stop <= axis.views()[view]:
             raise LayoutError(f"{text[:80]!r} refers to units that no axis has")
-        segments.append(Segment(axis, view, start, stop, size))
+        if per < 1:
+            raise LayoutError(f"{text[:80]!r} is not a segment")
+        segments.append(Segment(axis, view, start, stop, size, per))
     return Dim(tuple(segments))
 
 

@@ -289,8 +289,9 @@ def _require_experts(
     for n in numbers:
         held[n[at_layer]].add(n[at_expert])
     every = set(range(stack.experts))
+    with_idle = set(range(stack.experts + stack.idle_experts))
     for layer, experts in held.items():
-        if experts != every:
+        if experts not in (every, with_idle):
             wrong = min(experts ^ every)
             state = "is missing from the weights" if wrong in every else "is one too many"
             raise DamagedError(

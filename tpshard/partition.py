@@ -307,9 +307,11 @@ class Padded(Axis):
 
 
 class Segment(NamedTuple):
-    """``size`` stored indices for each unit ``[start, stop)`` of an axis' view, or ``size`` whole ones.
+    """``size`` stored indices for every ``per`` units ``[start, stop)`` of an axis' view, or ``size`` whole ones.
 
-    With ``axis`` None every rank holds all ``size`` indices.
+    With ``axis`` None every rank holds all ``size`` indices. ``per`` is more than 1 where several units share stored
+    indices (a scale for a group of channels); ranks then hold whole groups, which the axis' ``step`` sees to, and
+    the last group of the segment may be short.
     """
 
     axis: Axis | None
@@ -317,10 +319,11 @@ class Segment(NamedTuple):
     start: int
     stop: int
     size: int
+    per: int = 1
 
     @property
     def length(self) -> int:
-        return self.size if self.axis is None else (self.stop - self.start) * self.size
+        return self.size if self.axis is None else -(-(self.stop - self.start) // self.per) * self.size
 
 
 @dataclass(frozen=True)
@@ -420,9 +423,12 @@ def partition(dim: Dim, tp_size: int) -> Partition:
             for runs, (start, stop), pad in zip(ranks, bounds, padding, strict=True):
                 low, high = max(start, segment.start), min(stop, segment.stop)
                 if high > low:
-                    runs.append(Run(at + (low - segment.start) * segment.size, (high - low) * segment.size))
+                    if (low - segment.start) % segment.per or (high != segment.stop and (high - low) % segment.per):
+                        raise LayoutError(f"axis {axis.name} is cut inside a group of {segment.per} units")
+                    first, count = (low - segment.start) // segment.per, -(-(high - low) // segment.per)
+                    runs.append(Run(at + first * segment.size, count * segment.size))
                 if pad:
-                    runs.append(Run(PAD, pad * segment.size))
+                    runs.append(Run(PAD, -(-pad // segment.per) * segment.size))
         at += segment.length
     return interned(at, tuple(joined(runs) for runs in ranks))
 

@@ -120,7 +120,8 @@ def read_dim(dim: Dim, part: Partition, side: int) -> CutDim:
                         f"where the {noun} have {segment.size} indices each"
                     )
                     continue
-                first, end = segment.start + low // segment.size, segment.start + high // segment.size
+                first = segment.start + low // segment.size * segment.per
+                end = min(segment.start + high // segment.size * segment.per, segment.stop)
                 _append(held.setdefault(stream, []), first, end)
         for at, segment in enumerate(segments):
             if streams[at] is None and whole[at] != segment.length and runs:

@@ -6,7 +6,7 @@ Every rule gives ``(member, message)`` pairs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .intervals import PAD
 from .partition import Axis
@@ -35,8 +35,12 @@ class Member:
     @property
     def bank(self) -> CutDim | None:
         """The dimension over stacked experts, where the experts themselves are dealt to ranks."""
-        stacked = self.role.startswith("expert_") and len(self.tensor.shape) == (2 if self.is_bias else 3)
-        return next((cut for number, cut in self.cuts if stacked and number == 0), None)
+        return next((cut for number, cut in self.cuts if self.stacked and number == 0), None)
+
+    @property
+    def stacked(self) -> bool:
+        """Whether the tensor is a bank of experts."""
+        return self.role.startswith("expert_") and len(self.tensor.shape) == (2 if self.is_bias else 3)
 
     @property
     def main(self) -> CutDim | None:
@@ -69,21 +73,57 @@ def judge_part(part: Part, members: Sequence[Member], norms: Sequence[Member], t
         return
     axis = out.main.axes[0]
     view = "query" if "query" in axis.views() else "unit"
-    if len(out.main.axes) != 1 or [s.view for s in out.main.held] != [view]:
+    # Experts that lie under each other in one matrix repeat the units of their axis, every one in the same way.
+    banked = len(out.main.held) if out.role == "expert_down" and len(out.tensor.shape) == 2 else 1
+    held = next(iter(out.main.held.values()))
+    if len(out.main.axes) != 1 or len(out.main.held) != banked or any(
+        stream.view != view or of_stream != held for stream, of_stream in out.main.held.items()
+    ):  # fmt: skip
         yield out, f"{out.name} does not take the {unit_noun(axis, view)} of one axis, each once"
         return
-    held = out.main.held[Stream(axis, view, 0)]
     fault = tiling_fault(held, axis.views()[view])
     if fault:
         yield out, f"{out.name}: of the {unit_noun(axis, view)}, {fault}; the sum over ranks takes each once"
     others = [m for m in members if m not in outs and not (m.is_bias and m.role.removesuffix("_bias") in part.outs)]
+    others = _together(others)
+    ins = [m for m in others if m.role in part.ins]
     for member in others:
         yield from _follows(member, out, axis, view, held)
-    yield from _counts(ins, axis, view)
-    yield from _sizes(part, ins, out)
-    yield from _sides(ins, out)
+    yield from _counts(ins, axis, view, banked)
+    yield from _sizes(part, ins, out, banked)
+    if banked == 1:  # else the units are the rows of every matrix
+        yield from _sides(ins, out)
     yield from _key_values([*others, *norms], axis, out, held)
     yield from _norms(norms, ins, axis, view, held, out)
+
+
+def _together(members: Sequence[Member]) -> list[Member]:
+    """The members, those of one role as one that hold its units only between them (Zaya's two halves of the values)."""
+    parts: dict[str, list[Member]] = {}
+    for member in members:
+        if member.main and all(_covers(held, s.axis.views()[s.view]) for s, held in member.main.held.items()):
+            parts.setdefault(member.role, []).append(member)
+    out = [m for m in members if m not in parts.get(m.role, ())]
+    for first, *others in parts.values():
+        assert first.main is not None
+        joint = {stream: list(held) for stream, held in first.main.held.items()}
+        for other in others:
+            for stream, held in other.main.held.items() if other.main else ():
+                mine = joint.setdefault(stream, [() for _ in held])
+                joint[stream] = [_union(*both) for both in zip(mine, held, strict=True)]
+        out.append(replace(first, cuts=[(first.cuts[0][0], replace(first.main, held=joint))]))
+    return out
+
+
+def _union(one: Spans, other: Spans) -> Spans:
+    """Units that are in either, as few spans."""
+    out: list[tuple[int, int]] = []
+    for start, stop in sorted((*one, *other)):
+        if out and start <= out[-1][1]:
+            out[-1] = out[-1][0], max(stop, out[-1][1])
+        else:
+            out.append((start, stop))
+    return tuple(out)
 
 
 def _banks(members: Sequence[Member]) -> Iterator[Said]:
@@ -127,21 +167,22 @@ def _follows(member: Member, out: Member, axis: Axis, view: str, held: Sequence[
                 break
 
 
+_KV = ((0, 1), (1, 0), (0, 2), (2, 0))  # twice: pairs of a head of the first half and one of the second
 _PATTERNS: dict[str, tuple[tuple[int, int], ...]] = {  # streams a role may have: (query or unit, kv)
-    "q": ((1, 0),), "q_gate": ((1, 0),), "q_b": ((1, 0),), "kv_b": ((1, 0),), "k": ((0, 1), (1, 0)), "v": ((0, 1), (1, 0)),
+    "q": ((1, 0), (2, 0)), "q_gate": ((1, 0),), "q_b": ((1, 0),), "kv_b": ((1, 0),), "k": _KV, "v": _KV,
     "kv": ((0, 2), (2, 0)), "qkv": ((1, 2), (3, 0)), "gate": ((1, 0),), "up": ((1, 0),), "gate_up": ((1, 0), (2, 0)),
 }  # fmt: skip
 
 
-def _counts(ins: Sequence[Member], axis: Axis, view: str) -> Iterator[Said]:
-    """A fused matrix holds every stream that its role promises: q and k and v, gate and up."""
+def _counts(ins: Sequence[Member], axis: Axis, view: str, banked: int) -> Iterator[Said]:
+    """A fused matrix holds every stream that its role promises, once for every expert in it: q, k and v, gate and up."""
     for member in ins:
         allowed = _PATTERNS.get(member.role.removeprefix("expert_").removeprefix("shared_"))
         if allowed is None or member.main is None:
             continue
         streams = [stream for stream in member.main.held if stream.axis == axis]
         found = sum(s.view == view for s in streams), sum(s.view != view for s in streams)
-        if found not in allowed:
+        if found not in [(a * banked, b * banked) for a, b in allowed]:
             yield member, (
                 f"{member.name} ({member.role}) holds {found[0]} runs of {unit_noun(axis, view)} and "
                 f"{found[1]} others, where its role has {' or '.join(f'{a} and {b}' for a, b in allowed)}"
@@ -162,7 +203,7 @@ def _covers(held: Sequence[Spans], count: int) -> str:
     return f"{end}:{count} are" if end < count else ""
 
 
-def _sizes(part: Part, ins: Sequence[Member], out: Member) -> Iterator[Said]:
+def _sizes(part: Part, ins: Sequence[Member], out: Member, banked: int) -> Iterator[Said]:
     """Head sizes and channel widths agree: q with k, v with o, gate and up with down."""
     taken = next(iter(out.main.sizes.values())) if out.main else 0
     sizes = {m.role.removeprefix("expert_").removeprefix("shared_"): m for m in ins if m.main is not None}
@@ -174,14 +215,15 @@ def _sizes(part: Part, ins: Sequence[Member], out: Member) -> Iterator[Said]:
     pairs: list[tuple[str, list[int], str, list[int]]] = [("v", of("v"), "o", [taken])]
     pairs.append(("q", of("q"), "k", of("k")))
     if part.name != "attention" and part.name != "state space":
-        pairs += [(role, of(role), "down", [taken]) for role in ("gate", "up")]
+        pairs += [(role, of(role), "down", [taken] * banked) for role in ("gate", "up")]
         fused = of("gate_up")
-        pairs.append(("gate_up", fused, "down", [taken] * 2 if len(fused) == 2 else [2 * taken] if fused else []))
+        joined = [taken] * 2 * banked if len(fused) == 2 * banked else [2 * taken] * banked
+        pairs.append(("gate_up", fused, "down", joined if fused else []))
     fused = of("qkv")
     if len(fused) == 3:
         pairs.append(("qkv", fused, "o", [taken] * 3))
     for role, mine, other, theirs in pairs:
-        if mine and theirs and mine != theirs:
+        if mine and theirs and mine != theirs and not (role == "v" and sum(mine) == sum(theirs)):
             member = sizes[role]
             yield member, f"{member.name} has {mine} indices a unit, where {other} of its layer implies {theirs}"
 
@@ -191,7 +233,9 @@ def _sides(ins: Sequence[Member], out: Member) -> Iterator[Said]:
     if out.main is None:
         return
     for member in ins:
-        matrix = len(member.tensor.shape) - (member.tensor.shape[-1:] == (1,)) >= 2 and member.role != "ssm_conv"
+        # With three dimensions (input, heads, head size), the side does not tell input from output; with banks it does.
+        dims = len(member.tensor.shape) - (member.tensor.shape[-1:] == (1,)) - member.stacked
+        matrix = dims == 2 and member.role != "ssm_conv"
         if matrix and member.main is not None and member.main.side == out.main.side:
             yield member, (
                 f"{member.name} and {out.name} are cut along the same side of their matrices "
@@ -254,7 +298,12 @@ def _norms(
     norms: Sequence[Member], makers: Sequence[Member], axis: Axis, view: str, held: Sequence[Spans], out: Member
 ) -> Iterator[Said]:
     """A norm along the part's axis has its units; beside the makers, one as wide as what they make is not whole."""
-    widths = {(_module(m.name), m.tensor.shape[number]) for m in makers for number, cut in m.cuts if cut.axes}
+    widths = {
+        (_module(m.name), m.tensor.shape[number])
+        for m in makers
+        for number, cut in m.cuts
+        if any(stream.axis.views()[stream.view] > 1 for stream in cut.held)  # one KV head is as wide as its norm
+    }
     latent = any(m.role in ("q_b", "kv_b") for m in makers)
     for norm in norms:
         if norm.main is None:

@@ -245,7 +245,9 @@ def _layer(name: str) -> str:
 
 
 def _scope(name: str, part: Part) -> str:
-    """The layer of a tensor; for experts that are stored apart, the expert."""
+    """The layer of a tensor; for experts that are stored apart, the expert; of a projector, the module of its matrices."""
+    if part.name == "projector":
+        return name.rsplit(".", 2)[0]
     if part.name != "experts":
         return _layer(name)
     numbers = list(_NUMBER.finditer(name))

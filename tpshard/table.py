@@ -59,6 +59,8 @@ class Stack:
     Args:
         layers: how many layers the config promises; ``{layer}`` runs over them.
         experts: how many experts ``{expert}`` runs over.
+        idle_experts: numbers past the last expert that a rule may have all tensors of, too: experts that do nothing,
+            whose unused matrices some releases of transformers store.
         extra_layers: layers past the last that a checkpoint may hold as well (prediction layers).
         prefixes: pairs of what ``@`` stands for and what stands before names without it, most usual first; a
             string is the first of a pair whose second is empty.
@@ -73,6 +75,7 @@ class Stack:
     extra_layers: int = 0
     prefixes: Sequence[Prefix] = ("",)
     optional: bool = False
+    idle_experts: int = 0
 
     def __post_init__(self) -> None:
         for what, count in (("layers", self.layers + self.extra_layers), ("experts", self.experts)):
@@ -138,7 +141,8 @@ class Shared(NamedTuple):
 class Table:
     """The rules of one model, and what is known of their number.
 
-    ``layers``, ``experts``, ``extra_layers`` and ``prefixes`` are those of the first stack, as in :class:`Stack`.
+    ``layers``, ``experts``, ``idle_experts``, ``extra_layers`` and ``prefixes`` are those of the first stack, as in
+    :class:`Stack`.
 
     Raises:
         UnsupportedError: more layers or experts than any model has.
@@ -153,12 +157,14 @@ class Table:
     choices: list[Choice] = field(default_factory=list)
     shares: list[Shared] = field(default_factory=list)
     stacks: list[Stack] = field(default_factory=list)
+    idle_experts: int = 0
     _block: str = ""
     _stack: int = 0
     _only: frozenset[int] | None = None
 
     def __post_init__(self) -> None:
-        self.stacks.append(Stack(self.layers, self.experts, self.extra_layers, self.prefixes))
+        idle = self.idle_experts
+        self.stacks.append(Stack(self.layers, self.experts, self.extra_layers, self.prefixes, idle_experts=idle))
 
     # -- rules ------------------------------------------------------------------------------------
 

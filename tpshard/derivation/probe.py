@@ -21,7 +21,7 @@ from tpshard.source import open_source
 
 from .products import parameters_of
 
-ROWS, TOKENS = 2, 16
+ROWS, TOKENS = 1, 12
 
 
 class Probe:

@@ -35,7 +35,7 @@ class Batch:
     Args:
         tokens: length of a sequence.
         probes: sequences of the probe.
-        vocabulary: number of token ids.
+        vocabulary: number of token ids of the text, 0 where there is none.
         ulp: the relative size of the free rows' movement in the reference.
         text: token ids of the main and free rows, in place of made-up ones.
     """
@@ -45,19 +45,29 @@ class Batch:
     ) -> None:
         self.tokens, self.probes, self.vocabulary, self.seed, self.ulp = tokens, probes, vocabulary, seed, ulp
         self.rows, self.text = 2 + probes, text
+        self.units = {1, tokens}  # how many vectors of one row tensors may have along their first dimension
         self.cotangents = torch.Generator().manual_seed(seed + 1)
 
-    def ids(self) -> torch.Tensor:
-        """Token ids ``[rows, tokens]``: the first, the last, odd ones, and some spread over the vocabulary."""
-        generator = self.generator("ids")
-        spread = torch.linspace(0, self.vocabulary - 1, self.tokens, dtype=torch.float64).long()
-        chance = torch.randint(0, self.vocabulary, (self.tokens,), generator=generator)
+    def ids(self, vocabulary: int | None = None, name: str = "ids") -> torch.Tensor:
+        """Token ids ``[rows, tokens]``: the first, the last, odd ones, and some spread over the vocabulary.
+
+        ``vocabulary``: number of ids, where they are others than the text's (a decoder's); they have another ``name``.
+        """
+        count = self.vocabulary if vocabulary is None else vocabulary
+        generator = self.generator(name)
+        spread = torch.linspace(0, count - 1, self.tokens, dtype=torch.float64).long()
+        chance = torch.randint(0, count, (self.tokens,), generator=generator)
         main = torch.where(torch.arange(self.tokens) % 2 == 0, spread, chance)
-        main[-1] = self.vocabulary - 1
-        if self.text is not None:
+        main[-1] = count - 1
+        if self.text is not None and name == "ids":
             main = self.text
-        probe = torch.randint(0, self.vocabulary, (self.probes, self.tokens), generator=generator)
+        probe = torch.randint(0, count, (self.probes, self.tokens), generator=generator)
         return torch.cat([main[None], main[None], probe])
+
+    def values(self, name: str, *shape: int) -> torch.Tensor:
+        """Gaussian numbers ``[rows, *shape]`` in place of an image, a sound or what an encoder makes."""
+        main, *probes = torch.randn(1 + self.probes, *shape, generator=self.generator(name), dtype=torch.float32)
+        return torch.stack([main, main, *probes])
 
     def generator(self, text: str) -> torch.Generator:
         """A generator of its own for everything that has a name."""
@@ -65,9 +75,9 @@ class Batch:
 
     def parts(self, tensor: torch.Tensor) -> Shares | None:
         """The parts of a tensor of batch rows or of tokens; None where it is neither (the same for all rows)."""
-        if not tensor.dim() or tensor.shape[0] not in (self.rows, self.rows * self.tokens):
+        unit, rest = divmod(tensor.shape[0], self.rows) if tensor.dim() else (0, 0)
+        if rest or unit not in self.units:
             return None
-        unit = tensor.shape[0] // self.rows
         return Shares(slice(0, unit), slice(unit, 2 * unit), slice(2 * unit, tensor.shape[0]))
 
     def gaussian(self, name: str, like: torch.Tensor, main: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ from torch import nn
 
 from tpshard.errors import UsageError
 
+from .arguments import tables_of
 from .batch import Batch
 from .points import Point
 from .skeleton import Skeleton
@@ -61,8 +62,7 @@ def least_memory(
         weights = max(weights, sum(rows))
         if point is not None and point.kind == "gather" and "weight" in shapes:
             width = max(width, shapes["weight"][0])
-    table = skeleton.model.get_input_embeddings()
-    hidden = int(table.weight.shape[-1]) if table is not None else 0
+    hidden = max((int(table.weight.shape[-1]) for table in tables_of(skeleton.model)), default=0)
     places = batch.rows * batch.tokens
     exchanged = places * max(_AT_HEAD * width, 2 * (tp_size + 1) * hidden)
     return int(tiles + element * (_HELD * weights + exchanged))

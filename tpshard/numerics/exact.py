@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import nn
 
 from tpshard.manifest import Manifest
 from tpshard.reports import Finding
@@ -51,12 +52,18 @@ class Exact:
     def compare(self, participants: Sequence[Participant]) -> list[str]:
         """Everything; returns the tensors that neither the run nor a table's comparison reached."""
         for name, note in self.manifest.notes.items():
-            if base_role(note) in TABLES or note.role in _CANCELS:
+            if base_role(note) in TABLES or note.role in _CANCELS or self._is_looked_up(name):
                 self._rows(name, "rows")
                 self._settled(name)
         self._replicas(participants)
         self._buffers()
         return self._unreached()
+
+    def _is_looked_up(self, name: str) -> bool:
+        """Whether a tensor is a table of which inputs choose rows, as by how far tokens are apart."""
+        modules = self.skeletons[0].modules
+        owners = [parameter.rpartition(".")[0] for parameter in self._parameters.get(name, ())]
+        return any(isinstance(modules[path], nn.Embedding) for path in owners)
 
     def _replicas(self, participants: Sequence[Participant]) -> None:
         """Tensors that are whole everywhere must be the source's to the bit."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,16 +11,11 @@ import torch
 from tpshard.errors import UnsupportedError, UsageError
 from tpshard.listing import shown
 
+from .arguments import arguments_of, in_dtype, takes
 from .batch import Batch
 from .skeleton import Skeleton
 
 LONGEST_TEXT = 256  # tokens of a text that are run
-
-
-def vocabulary_of(skeleton: Skeleton, config: Any) -> int:
-    """How many token ids the model takes."""
-    table = skeleton.model.get_input_embeddings()
-    return int(table.weight.shape[0]) if table is not None else int(config.vocab_size)
 
 
 def expert_counts(config: Any) -> tuple[int, int]:
@@ -32,25 +26,32 @@ def expert_counts(config: Any) -> tuple[int, int]:
 
 
 def inputs_of(skeleton: Skeleton, batch: Batch, config: Any, device: torch.device, *, near: bool) -> Mapping[str, Any]:
-    """Arguments of the model's forward.
+    """Arguments of the model's forward, as its signature names them.
 
     The mask is explicit because gapped positions alone make transformers take the row for several packed
     sequences. Positions start at 0 and, unless ``near``, their second half is spread up to the last that the
     config allows, past the knee of a rope scaling.
+
+    Raises:
+        UnsupportedError: the forward takes something that is not known here.
     """
-    takes = inspect.signature(skeleton.model.forward).parameters
-    ids = batch.ids()
-    inputs: dict[str, Any] = {"input_ids": ids}
-    if "attention_mask" in takes:
-        inputs["attention_mask"] = torch.ones_like(ids)
+    inputs = arguments_of(skeleton, batch)
+    batch.units |= {value.shape[0] // batch.rows for value in inputs.values() if torch.is_tensor(value)}
     longest = int(getattr(config, "max_position_embeddings", 0) or getattr(config, "n_positions", 0) or 0)
-    if "position_ids" in takes and longest >= batch.tokens and not near:
+    near = near or bool(getattr(config, "index_block_size", 0))  # a position is then looked up among the keys' blocks
+    if "position_ids" in takes(skeleton.model) and "input_ids" in inputs and longest >= batch.tokens and not near:
         first = batch.tokens // 2
         far = torch.linspace(first, longest - 1, batch.tokens - first, dtype=torch.float64).round().long()
         inputs["position_ids"] = torch.cat([torch.arange(first), far]).expand(batch.rows, -1).contiguous()
-    if "use_cache" in takes:
-        inputs["use_cache"] = False
-    return {key: value.to(device) if torch.is_tensor(value) else value for key, value in inputs.items()}
+    compute = next(p.dtype for p in skeleton.parameters.values() if p.is_floating_point())
+    return {key: moved(in_dtype(value, compute), device) for key, value in inputs.items()}
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """An argument with its tensors on the device."""
+    if isinstance(value, tuple):
+        return tuple(moved(part, device) for part in value)
+    return value.to(device) if torch.is_tensor(value) else value
 
 
 def text_ids(root: Path, text: Path) -> torch.Tensor:

@@ -25,6 +25,11 @@ AMPLIFIED = 10.0  # how much a sublayer may amplify in a narrower dtype before i
 EXACT = 0.0
 
 
+def _is_float32(values: torch.Tensor) -> bool:
+    """Whether all values are float32's, whatever they are stored in."""
+    return values.is_floating_point() and torch.equal(values, values.float().to(values.dtype))
+
+
 def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
     """``||found - expected|| / ||expected||``; infinite where shapes differ or only one is zero or not a number."""
     if found.shape != expected.shape:
@@ -119,8 +124,9 @@ class Judge:
     def _gather(self, point: Point, tag: str, arrivals: list[Arrival]) -> list[Any]:
         reference = arrivals[0].values[0]
         total = torch.zeros_like(reference)
+        owned = torch.zeros(reference.shape[-1], dtype=torch.bool)
         for rank, arrival in enumerate(arrivals[1:]):
-            value = arrival.values[0]
+            value = self._without_copies(point, rank, arrival, reference, owned)
             if value.shape == total.shape and (arrival.parts is None or arrival.parts.shape[0] != value.shape[-1]):
                 total += value  # it came zero-padded
                 continue
@@ -135,6 +141,27 @@ class Judge:
         self.ledger.count("all_gather", _width(reference))
         self._compare(point, total, reference, kind="gather")
         return [[value] for value in self._forced(tag, reference, total, len(arrivals), shared=True)]
+
+    def _without_copies(
+        self, point: Point, rank: int, arrival: Arrival, reference: torch.Tensor, owned: torch.Tensor
+    ) -> torch.Tensor:
+        """What a rank brings to a gather, zero where an earlier rank has brought it (copies of a KV head).
+
+        Copies are compared with the reference by themselves; ``owned`` is brought up to date.
+        """
+        value: torch.Tensor = arrival.values[0]
+        if arrival.parts is None:
+            return value
+        padded = value.shape == reference.shape and arrival.parts.shape[0] != value.shape[-1]
+        for at, index, length in spans(arrival.parts.runs(0)):
+            copies = torch.arange(length)[owned[index : index + length]]
+            if len(copies):
+                places = copies + (index if padded else at)
+                self._compare(point, value[..., places], reference[..., copies + index], kind="gather", rank=rank)
+                value = value.clone()
+                value[..., places] = 0
+            owned[index : index + length] = True
+        return value
 
     def _needs_sum(self, point: Point, tag: str, arrivals: list[Arrival]) -> list[Any]:
         results: list[list[Any]] = [[] for _ in arrivals]
@@ -211,12 +238,13 @@ class Judge:
         nothing = (found == 0).all(-1, keepdim=True) & (reference != 0).any(-1, keepdim=True)
         return nothing if bool(nothing.any()) else None
 
-    def _gate(self, point: Point, noise: float | None, errors: Sequence[float] = ()) -> float:
+    def _gate(self, point: Point, noise: float | None, errors: Sequence[float] = (), rounded: bool = False) -> float:
         """The default gate or the caller's; the default is widened where the reference itself is that noisy.
 
         Behind a cast to float32 one element in 2**29 is rounded the other way by a difference in the last place of
         float64. By chance that shows in one of the ``errors``, hardly in all: only then the wide gate applies.
-        Where ranks compute in shapes of their own, float32 kernels may give all elements another last place.
+        Where ranks compute in shapes of their own, float32 kernels may give all elements another last place; and
+        where what comes to the point is itself ``rounded`` to float32, every rank's share is, before the sum.
         """
         narrowed = self.compute == torch.float64 and self._narrowed
         usual = NARROWED if narrowed else BASE[self.compute]
@@ -229,7 +257,7 @@ class Judge:
         gate = min(max(FINE if self.fine else BASE[torch.float64], OF_NOISE * known), NARROWED)
         if not narrowed or not errors or max(errors) <= gate:
             return gate
-        return NARROWED if self.own_shapes or min(errors) <= gate else gate
+        return NARROWED if self.own_shapes or rounded or min(errors) <= gate else gate
 
     def _compare(
         self,
@@ -266,7 +294,7 @@ class Judge:
         free: float | None = relative(found[shares.free], main)
         if self.broken and not math.isfinite(free or 0.0):
             free = None
-        gate = self._gate(point, noise, errors)
+        gate = self._gate(point, noise, errors, self._narrowed and _is_float32(main))
         self.add(point, kind, rank, errors[0], free, _largest(found[shares.main], main), gate)
         self.add(point, "probe", rank, errors[1], None, _largest(found[shares.probe], probe), gate, f"of {kind}")
 

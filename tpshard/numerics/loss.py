@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from .arguments import arguments_of, in_dtype
 from .participant import Casts
 from .skeleton import Skeleton
 
@@ -31,19 +32,29 @@ class Loss:
         return torch.nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten())
 
 
+class Sequences:
+    """Random content for ``rows`` sequences of ``tokens`` tokens."""
+
+    def __init__(self, rows: int, tokens: int, seed: int) -> None:
+        self.rows, self.tokens, self.seed = rows, tokens, seed
+
+    def ids(self, vocabulary: int, name: str = "ids") -> torch.Tensor:
+        """Token ids ``[rows, tokens]``."""
+        return torch.randint(0, vocabulary, (self.rows, self.tokens), generator=self._generator(name))
+
+    def values(self, name: str, *shape: int) -> torch.Tensor:
+        """Gaussian numbers ``[rows, *shape]``."""
+        return torch.randn(self.rows, *shape, generator=self._generator(name), dtype=torch.float32)
+
+    def _generator(self, name: str) -> torch.Generator:
+        return torch.Generator().manual_seed(self.seed if name == "ids" else self.seed ^ zlib.crc32(name.encode()))
+
+
 def inputs_for(skeleton: Skeleton, sequences: int, tokens: int, seed: int) -> dict[str, Any]:
-    """Random token ids ``[sequences, tokens]`` with a mask of ones, as the model takes them."""
-    table = skeleton.model.get_input_embeddings()
-    path = next(path for path, module in skeleton.modules.items() if module is table)
-    vocabulary = skeleton.parameters[f"{path}.weight"].shape[0]  # as the model has it: a rank's own may be narrower
-    ids = torch.randint(0, vocabulary, (sequences, tokens), generator=torch.Generator().manual_seed(seed))
-    takes = inspect.signature(skeleton.model.forward).parameters
-    inputs: dict[str, Any] = {"input_ids": ids}
-    if "attention_mask" in takes:
-        inputs["attention_mask"] = torch.ones_like(ids)
-    if "use_cache" in takes:
-        inputs["use_cache"] = False
-    return inputs
+    """Random content for so many sequences, with a mask of ones, as the model's forward takes it."""
+    inputs = arguments_of(skeleton, Sequences(sequences, tokens, seed))
+    compute = next(p.dtype for p in skeleton.parameters.values() if p.is_floating_point())
+    return {key: in_dtype(value, compute) for key, value in inputs.items()}
 
 
 def gradients_of(

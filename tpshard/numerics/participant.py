@@ -17,6 +17,7 @@ from .bank import Bank, expert_recipe
 from .batch import Batch
 from .coverage import Coverage
 from .lockstep import Group
+from .operands import catch_product
 from .points import Point
 from .skeleton import Recipe, Skeleton
 from .stores import Part, Store
@@ -175,7 +176,9 @@ class Participant:
                 module.register_forward_pre_hook(self._route, with_kwargs=True)
             if point is not None and point.kind == "needs_sum":
                 module.register_forward_pre_hook(self._before_norm(point), with_kwargs=True)
-            if point is not None and point.kind != "needs_sum":
+            if point is not None and point.operand:
+                catch_product(module, point.operand, lambda out, point=point: self._meet(point, [out], None)[0])  # type: ignore[misc]
+            if point is not None and point.kind != "needs_sum" and not point.operand:
                 module.register_forward_hook(self._after(point), with_kwargs=True)
             elif module._parameters:
                 module.register_forward_hook(lambda m, a, o: self._drop())

@@ -16,8 +16,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from torch import nn
+
 from tpshard.manifest import Manifest, Note
-from tpshard.roles import COLUMN, EXPERTS, HEAD, INSIDE, PREDICTION, ROW
+from tpshard.roles import COLUMN, EMBED, EXPERTS, HEAD, INSIDE, PREDICTION, ROW
 from tpshard.table import ADDED_ONCE, NEEDS_GATHER, NEEDS_SUM
 
 from .skeleton import Skeleton
@@ -28,13 +30,15 @@ class Point:
     """A module at which the participants meet.
 
     ``tensor`` is the tensor on disk whose first dimension says which outputs a rank holds (``gather``)
-    or which inputs (``needs_sum``); "" for other kinds.
+    or which inputs (``needs_sum``); "" for other kinds. ``operand`` is the module's own parameter whose product is
+    summed, where that is not its output (see :mod:`.operands`).
     """
 
     path: str
     kind: str
     tensor: str = ""
     experts: bool = False
+    operand: str = ""
 
     @property
     def block(self) -> str:
@@ -71,11 +75,13 @@ def points_of(skeleton: Skeleton, manifest: Manifest) -> dict[str, Point]:
         leaf = next(module.children(), None) is None
         notes = [met_as(manifest, name) for name in names]
         roles = {base_role(note) for note in notes}
-        if module is outputs or (roles & HEAD and module is not inputs and leaf):
+        looked_up = isinstance(module, nn.Embedding)  # as the model uses it: a tied tensor is a table and a head
+        multiplied = leaf and (roles & HEAD or (roles & EMBED and isinstance(module, nn.Linear)))
+        if not looked_up and module is not inputs and (module is outputs or multiplied):
             weight = skeleton.recipe_of(f"{path}.weight")
             found[path] = Point(path, "gather", weight.tensors[0][0] if weight else names[0])
-        elif module is inputs or roles & ROW:
-            found[path] = Point(path, "sum", experts=bool(roles & EXPERTS))
+        elif module is inputs or roles & ROW or (looked_up and roles & HEAD):
+            found[path] = Point(path, "sum", experts=bool(roles & EXPERTS), operand=_operand(skeleton, manifest, path))
         elif any(note.text == NEEDS_GATHER for note in notes):
             marked = next(name for name, note in zip(names, notes, strict=True) if note.text == NEEDS_GATHER)
             found[path] = Point(path, "gather", marked)
@@ -85,6 +91,18 @@ def points_of(skeleton: Skeleton, manifest: Manifest) -> dict[str, Point]:
         elif not roles & (COLUMN | PREDICTION | HEAD | INSIDE) and leaf:
             found[path] = Point(path, "replicated")
     return found
+
+
+def _operand(skeleton: Skeleton, manifest: Manifest, path: str) -> str:
+    """The row-parallel parameter of a module that goes on with its product: there are modules with tensors below it."""
+    module = skeleton.modules[path]
+    if not any(below._parameters for child in module.children() for below in child.modules()):
+        return ""
+    for key in module._parameters:
+        recipe = skeleton.recipe_of(f"{path}.{key}" if path else key)
+        if recipe is not None and any(manifest.notes[name].role in ROW - EXPERTS for name, _ in recipe.tensors):
+            return key
+    return ""
 
 
 def added_once(manifest: Manifest) -> frozenset[str]:

@@ -18,6 +18,7 @@ from tpshard.roles import COLUMN
 from tpshard.traffic import NORM_ELEMENTS
 
 from .exchange import Exchange, entered, gathered, joined, summed
+from .operands import catch_product
 from .points import Point, base_role
 from .skeleton import Skeleton
 from .stores import Part, Store, spans
@@ -89,6 +90,7 @@ def connect(
         watch: called with every sum that all ranks must have alike.
     """
     entries = _Entries(exchange)
+    skeleton.model.register_forward_pre_hook(lambda m, a: entries.clear())  # a pass begins: the one before is over
     for path, module in skeleton.modules.items():
         point = points.get(path)
         roles = _roles(skeleton, manifest, path, module)
@@ -105,12 +107,14 @@ def connect(
         if point.kind == "gather":
             module.register_forward_hook(_after_head(point, parts, manifest, exchange, mode))
         elif point.kind == "sum":
-            table = skeleton.model.get_input_embeddings() is module
+            table = isinstance(module, nn.Embedding)
             if table and mode == LOCAL:
                 _cut_table(skeleton, path, module, parts)
-            if table:  # a pass begins: what was kept of the one before can go
-                module.register_forward_pre_hook(lambda m, a: entries.clear())
-            module.register_forward_hook(_after_sum(path, exchange, watch))
+            after = _after_sum(path, exchange, watch)
+            if point.operand:
+                catch_product(module, point.operand, lambda out, after=after, module=module: after(module, (), out))  # type: ignore[misc]
+            else:
+                module.register_forward_hook(after)
 
 
 def _roles(skeleton: Skeleton, manifest: Manifest, path: str, module: nn.Module) -> set[str]:

@@ -20,7 +20,8 @@ from .budget import require_memory, tile_bytes
 from .configs import config_findings, longest_sequence
 from .coverage import Coverage
 from .exact import Exact
-from .inputs import expert_counts, inputs_of, text_ids, vocabulary_of
+from .arguments import vocabulary_of
+from .inputs import expert_counts, inputs_of, text_ids
 from .judge import FREE, Judge
 from .localrun import LocalJudge, LocalParticipant
 from .localshapes import localise
@@ -70,7 +71,7 @@ class LockstepRun:
             text = text[: longest_sequence(source.root, self.manifest)]
         tokens = terms.tokens if text is None else len(text)
         probes = probes_needed(tokens, *expert_counts(config))
-        self.batch = Batch(tokens, probes, vocabulary_of(reference, config), terms.seed, ULP[dtype], text)
+        self.batch = Batch(tokens, probes, vocabulary_of(reference), terms.seed, ULP[dtype], text)
         if terms.mode == LOCAL:
             for rank, skeleton in enumerate(self.skeletons[1:]):
                 localise(skeleton, self.manifest, rank)

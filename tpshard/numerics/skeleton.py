@@ -9,6 +9,7 @@ zeros where it holds nothing.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -190,16 +191,18 @@ class Skeleton:
                 module._buffers[name] = empty
                 owners.setdefault(path, []).append(name)
         for path, names in owners.items():
-            module = self.modules[path]
-            with torch.no_grad():
-                self._model_of(path)._init_weights(module)
-            for name in names:
-                buffer = module._buffers[name]
-                if buffer is None or (buffer.is_floating_point() and bool(torch.isnan(buffer).any())):
-                    raise UnsupportedError(
-                        f"{type(self.model).__name__} does not say how its buffer {path}.{name} is computed; "
-                        "a newer transformers may"
-                    )
+            buffers = self.modules[path]._buffers
+            for around in _outwards(path):  # a module fills its own, or one around it does that knows what it holds
+                with torch.no_grad():
+                    self._model_of(around)._init_weights(self.modules[around])
+                lacking = [name for name in names if not _is_filled(buffers[name])]
+                if not lacking:
+                    break
+            else:
+                raise UnsupportedError(
+                    f"{type(self.model).__name__} does not say how its buffer {path}.{lacking[0]} is computed; "
+                    "a newer transformers may"
+                )
 
     def _model_of(self, path: str) -> Any:
         """The innermost pre-trained model around a module: it knows how to fill the module's buffers."""
@@ -226,12 +229,38 @@ class Skeleton:
                     module._buffers[name] = buffer.to(device)
 
     def install(self, load: Callable[[str], torch.Tensor | None]) -> None:
-        """From now on every parameter and stored buffer is what ``load`` gives for its name."""
+        """From now on every parameter and stored buffer is what ``load`` gives for its name.
+
+        A conversion that asks the model how large a parameter is, while that is being made, sees its shape alone.
+        """
+        making = threading.local()
+
+        def once(name: str) -> torch.Tensor | None:
+            if getattr(making, "name", None) is not None:
+                return None
+            making.name = name
+            try:
+                return load(name)
+            finally:
+                making.name = None
+
         for path, module in self.modules.items():
             if module._parameters:
-                module.__dict__["_parameters"] = LazyTensors(module._parameters, path, load)
+                module.__dict__["_parameters"] = LazyTensors(module._parameters, path, once)
             if any((f"{path}.{name}" if path else name) in self.recipes for name in module._buffers):
-                module.__dict__["_buffers"] = LazyTensors(module._buffers, path, load)
+                module.__dict__["_buffers"] = LazyTensors(module._buffers, path, once)
+
+
+def _outwards(path: str) -> Iterator[str]:
+    """A module's path and those of the modules around it, the model's ("") last."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
+    yield ""
+
+
+def _is_filled(buffer: torch.Tensor | None) -> bool:
+    return buffer is not None and not (buffer.is_floating_point() and bool(torch.isnan(buffer).any()))
 
 
 def read_config(root: Path, trust_remote_code: bool) -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from torch import nn
+
 from tpshard.manifest import Manifest, Note
 
 from .points import Point, base_role
@@ -20,7 +22,6 @@ def theoretical(skeleton: Skeleton, manifest: Manifest, points: Mapping[str, Poi
     that share their input (shared experts, a parallel feed-forward) may share the sum of its gradient.
     """
     sums = gathers = entries = norms = 0
-    table = skeleton.model.get_input_embeddings()
     for path, point in points.items():
         module = skeleton.modules[path]
         if point.kind == "gather":
@@ -30,7 +31,7 @@ def theoretical(skeleton: Skeleton, manifest: Manifest, points: Mapping[str, Poi
             norms += 2 if "Gated" in type(module).__name__ else 1
         elif point.kind == "sum":
             sums += 1
-            entries += 0 if module is table else 1 + point.experts
+            entries += 0 if isinstance(module, nn.Embedding) else 1 + point.experts
     entries += sum(base_role(note) == "kv_a" and name.endswith(".weight") for name, note in _used(skeleton, manifest))
     return {
         key: count

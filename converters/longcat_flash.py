@@ -1,0 +1,34 @@
+"""LongCat-Flash: every layer holds two latent attentions and two MLPs, and experts beside them.
+
+``zero_expert_num`` further experts are identities: the router chooses them too. Files that transformers saves hold
+unused gate and up matrices of those, the published ones none.
+Source: transformers ``models/longcat_flash/modeling_longcat_flash.py``.
+"""
+
+from __future__ import annotations
+
+from tpshard.blocks import decoder, channels_of, expert_channels, experts, gated_mlp, latent_attention, norms
+from tpshard.config import Config
+from tpshard.table import Table
+
+FAMILY = "longcat_flash"
+MODEL_TYPES = ("longcat_flash",)
+
+
+def table(c: Config) -> Table:
+    c = Config({**c.values, "num_hidden_layers": c.count("num_layers")})
+    hidden, count = c.count("hidden_size"), c.count("n_routed_experts", "num_local_experts")
+    zero, bias = c.number("zero_expert_num", default=256), c.flag("attention_bias", default=False)
+    ffn = channels_of(c, "ffn_hidden_size", "intermediate_size")
+
+    t = decoder(c, experts=count, idle_experts=zero)
+    layer = "@layers.{layer}"
+    for half in (0, 1):
+        latent_attention(c, t, f"{layer}.self_attn.{half}", bias=bias)
+        gated_mlp(t, f"{layer}.mlps.{half}", ffn, hidden)
+        norms(t, layer, (f"input_layernorm.{half}", f"post_attention_layernorm.{half}"), hidden)
+    t.linear(f"{layer}.mlp.router.classifier", count + zero, hidden, role="router", bias=None)
+    t.tensor(f"{layer}.mlp.router.e_score_correction_bias", count + zero, role="router_bias")
+    experts(t, f"{layer}.mlp.experts", count, expert_channels(c, "expert_ffn_hidden_size"), hidden)
+    t.one_of("experts")
+    return t

@@ -1,0 +1,120 @@
+"""What BERT and its descendants share: embeddings, the layer, and the head that fills in masked words.
+
+Files that came from TensorFlow call a norm's weight ``gamma`` and its bias ``beta``; a checkpoint has one spelling.
+A checkpoint of the bare encoder has no head; one of a head's class has all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .blocks import attention, heads_of, mlp
+from .config import Config
+from .partition import AnyDim, Dim, Units
+from .table import Prefix, Table
+
+_NEW, _OLD = "norms", "norms with gamma and beta"
+
+
+class Encoder(NamedTuple):
+    """The dimensions of a BERT-like encoder: residual stream, heads, channels, vocabulary."""
+
+    hidden: int
+    q: Dim
+    kv: Dim
+    ffn: Dim
+    vocab: Dim
+
+
+def encoder_of(c: Config, vocab: Dim) -> Encoder:
+    """Read them by the keys that transformers uses throughout."""
+    heads = heads_of(c)
+    size = c.head_dim(heads.query_heads)
+    ffn = Units("ffn", c.count("intermediate_size"), noun="feed-forward channels").each()
+    return Encoder(c.count("hidden_size"), heads.query(size), heads.kv(size), ffn, vocab)
+
+
+def layer_norms(t: Table, names: Sequence[str], width: AnyDim, *, optional: bool = False) -> None:
+    """Norms with a bias, in the one spelling or the other."""
+    with t.block(_NEW):
+        for name in names:
+            t.norm(name, width, bias=True, optional=optional)
+    with t.block(_OLD):
+        for name in names:
+            t.tensor(f"{name}.gamma", width, role="norm", optional=optional)
+            t.tensor(f"{name}.beta", width, role="norm_bias", optional=optional)
+    t.one_of(_NEW, _OLD)
+
+
+def embeddings(
+    t: Table, c: Config, vocab: Dim, width: int, *, at: str = "@embeddings", offset: int = 0, positions: bool = True,
+    types: bool = True,
+) -> None:  # fmt: skip
+    """Words, positions and types of tokens, and the norm over their sum, below the module ``at``.
+
+    ``offset`` is how many more positions the table has than the config says; without ``positions`` the model
+    has no table of them, without ``types`` none of types.
+    """
+    t.embedding(f"{at}.word_embeddings", vocab, width)
+    if positions:
+        count = c.count("max_position_embeddings", default=512) + offset
+        t.embedding(f"{at}.position_embeddings", count, width, role="position")
+        t.tensor(f"{at}.position_ids", 1, None, role="buffer", optional=True)  # files before 2023
+    if types and c.number("type_vocab_size", default=2):
+        t.embedding(f"{at}.token_type_embeddings", c.count("type_vocab_size", default=2), width, role="position")
+    layer_norms(t, [f"{at}.LayerNorm"], width)
+
+
+def encoder_layer(
+    t: Table,
+    e: Encoder,
+    layer: str = "@encoder.layer.{layer}",
+    *,
+    norms: Sequence[str] = ("attention.output.LayerNorm", "output.LayerNorm"),
+    cross: bool = False,
+    bias: bool = True,
+) -> None:
+    """BERT's layer: ``attention.self``, ``attention.output``, ``intermediate``, ``output``, and its ``norms``.
+
+    With ``cross`` the layer has attention to an encoder's output as well; ``bias`` is that of q, k and v.
+    """
+    for at in ("attention", "crossattention") if cross else ("attention",):
+        names = ("self.query", "self.key", "self.value", "output.dense")
+        attention(t, f"{layer}.{at}", e.q, e.kv, e.hidden, bias=bias, out_bias=True, names=names)
+    mlp(t, layer, e.ffn, e.hidden, names=("intermediate.dense", "output.dense"))
+    more = [norm.replace("attention", "crossattention", 1) for norm in norms if "attention" in norm] if cross else []
+    layer_norms(t, [f"{layer}.{norm}" for norm in (*norms, *more)], e.hidden)
+
+
+def pooler(t: Table, hidden: int, *, at: str = "@pooler.dense") -> None:
+    """The matrix that makes a sentence's vector of its first token's; bare encoders may lack it."""
+    t.linear(at, hidden, hidden, role="pooler", bias=None, optional=True)
+
+
+def masked_head(
+    t: Table,
+    hidden: int,
+    width: int,
+    vocab: Dim,
+    *,
+    at: str = "cls.predictions",
+    dense: str = "transform.dense",
+    norm: str = "transform.LayerNorm",
+    decoder: str = "decoder",
+    tied_to: str | None,
+    prefixes: Sequence[Prefix] = ("",),
+) -> None:
+    """A matrix to the width of the embedding, a norm, and the decoder to the vocabulary, with a bias.
+
+    The decoder's bias has two names in memory, ``AT.decoder.bias`` and ``AT.bias``; files hold either or both.
+    ``tied_to`` is the embedding, where the decoder is that.
+    """
+    with t.stack(optional=True, prefixes=prefixes):
+        t.linear(f"{at}.{dense}", width, hidden, role="head_projection", bias=True)
+        layer_norms(t, [f"{at}.{norm}"], width)
+        t.tensor(f"{at}.{decoder}.weight", vocab, width, role="head", optional=tied_to is not None)
+        t.tensor(f"{at}.{decoder}.bias", vocab, role="head_bias", optional=True)
+        t.tensor(f"{at}.bias", vocab, role="head_bias", optional=True)
+    if tied_to is not None:
+        t.tie(f"{at}.{decoder}.weight", tied_to)

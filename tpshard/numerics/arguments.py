@@ -1,0 +1,144 @@
+"""What a model's forward takes besides token ids, worked out from its signature, its config and its modules.
+
+Every argument is made for whole rows of the batch. Nothing here knows a model: shapes come from the numbers
+that transformers' configs have for them (``image_size``, ``num_mel_bins``, ``hidden_size``).
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from tpshard.errors import UnsupportedError
+
+from .skeleton import Skeleton
+
+CROSS = re.compile(r"cross|encoder_attn|encdec|encoder_decoder_attention", re.IGNORECASE)
+"""Names that modules have in transformers which attend to what an encoder made."""
+
+_STATES = 11  # vectors that a decoder without an encoder of its own attends to
+
+
+class Rows(Protocol):
+    """Content for the rows of a batch."""
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def tokens(self) -> int: ...
+
+    def ids(self, vocabulary: int, name: str = "ids") -> torch.Tensor:
+        """Token ids ``[rows, tokens]``."""
+        ...
+
+    def values(self, name: str, *shape: int) -> torch.Tensor:
+        """Gaussian numbers ``[rows, *shape]``."""
+        ...
+
+
+def takes(model: Any) -> Mapping[str, inspect.Parameter]:
+    """The arguments of the model's forward by name."""
+    return inspect.signature(model.forward).parameters
+
+
+def tables_of(model: Any) -> list[nn.Module]:
+    """The embeddings that the model's input ids go to: one, or one for every codebook; none where it says none."""
+    try:
+        table = model.get_input_embeddings()
+    except (NotImplementedError, AttributeError):
+        return []
+    if isinstance(table, nn.ModuleList):
+        return list(table)
+    return [] if table is None or getattr(table, "weight", None) is None else [table]
+
+
+def rows_of(skeleton: Skeleton, table: nn.Module) -> int:
+    """Rows of an embedding in the model, which on a rank of its own shapes are not those that it has there."""
+    path = next(path for path, module in skeleton.modules.items() if module is table)
+    return int(skeleton.parameters[f"{path}.weight"].shape[0])
+
+
+def vocabulary_of(skeleton: Skeleton) -> int:
+    """How many token ids the model takes; 0 for one that takes none."""
+    tables = tables_of(skeleton.model)
+    if tables:
+        return min(rows_of(skeleton, table) for table in tables)
+    return _counted(skeleton.model.config.get_text_config(), "vocab_size")
+
+
+def decoder_vocabulary(skeleton: Skeleton) -> int:
+    """How many ids the decoder takes, where that is a model of its own."""
+    get = getattr(skeleton.model, "get_decoder", None)
+    decoder = get() if get is not None else None
+    tables = tables_of(decoder) if decoder is not None and hasattr(decoder, "get_input_embeddings") else []
+    known = [t for t in tables if any(module is t for module in skeleton.modules.values())]
+    if known:
+        return min(rows_of(skeleton, table) for table in known)
+    return _counted(getattr(skeleton.model.config, "decoder", None), "vocab_size") or vocabulary_of(skeleton)
+
+
+def encoder_states(skeleton: Skeleton, rows: Rows) -> dict[str, Any]:
+    """Vectors for a decoder's cross attention, where the model has some and no encoder that makes them."""
+    wanted = takes(skeleton.model)
+    argument = next((name for name in ("encoder_hidden_states", "encoder_outputs") if name in wanted), None)
+    own = {"decoder_input_ids", "decoder_inputs_embeds", "pixel_values", "input_features"} & wanted.keys()
+    crossing = any(CROSS.search(name) for name in skeleton.recipes)
+    if argument is None or own or not crossing:
+        return {}
+    config = skeleton.model.config.get_text_config()
+    keys = ("cross_attention_hidden_size", "encoder_hidden_size", "hidden_size", "d_model")
+    width = next((n for key in keys if (n := _counted(config, key))), 0)
+    states = rows.values("encoder_hidden_states", _STATES, width)
+    return {argument: (states,) if argument == "encoder_outputs" else states}
+
+
+def arguments_of(skeleton: Skeleton, rows: Rows) -> dict[str, Any]:
+    """Everything that the model's forward needs, positions left to the model.
+
+    Raises:
+        UnsupportedError: it takes neither token ids nor anything else that is known here.
+    """
+    model, wanted = skeleton.model, takes(skeleton.model)
+    inputs: dict[str, Any] = {}
+    if "input_ids" in wanted and vocabulary_of(skeleton):
+        inputs["input_ids"] = _token_ids(skeleton, rows)
+        if "attention_mask" in wanted:
+            inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    if "decoder_input_ids" in wanted:
+        inputs["decoder_input_ids"] = rows.ids(decoder_vocabulary(skeleton), "decoder ids")
+    inputs |= encoder_states(skeleton, rows)
+    if not inputs:
+        raise UnsupportedError(
+            f"{type(model).__name__} takes {', '.join(wanted)}, and none of these can be made up here; "
+            "verify by bytes and plan"
+        )
+    if "use_cache" in wanted:
+        inputs["use_cache"] = False
+    return inputs
+
+
+def in_dtype(value: Any, compute: torch.dtype) -> Any:
+    """An argument with its floating-point tensors in the dtype of the computation."""
+    if isinstance(value, tuple):
+        return tuple(in_dtype(part, compute) for part in value)
+    return value.to(compute) if torch.is_tensor(value) and value.is_floating_point() else value
+
+
+def _token_ids(skeleton: Skeleton, rows: Rows) -> torch.Tensor:
+    """Ids ``[rows, tokens]``; of a model with an embedding for each codebook ``[rows * codebooks, tokens]``."""
+    books = len(tables_of(skeleton.model))
+    vocabulary = vocabulary_of(skeleton)
+    if books <= 1:
+        return rows.ids(vocabulary)
+    return torch.stack([rows.ids(vocabulary, f"ids of codebook {n}") for n in range(books)], 1).flatten(0, 1)
+
+
+def _counted(config: Any, key: str) -> int:
+    value = getattr(config, key, None)
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
