@@ -7,9 +7,9 @@ Source: transformers ``models/longcat_flash/modeling_longcat_flash.py``.
 
 from __future__ import annotations
 
-from tpshard.blocks import decoder, channels_of, expert_channels, experts, gated_mlp, latent_attention, norms
+from tpshard.blocks import channels_of, decoder, expert_channels, gated_mlp, latent_attention, norms
 from tpshard.config import Config
-from tpshard.table import Table
+from tpshard.table import PASSES_ON, UNUSED, Table
 
 FAMILY = "longcat_flash"
 MODEL_TYPES = ("longcat_flash",)
@@ -29,6 +29,9 @@ def table(c: Config) -> Table:
         norms(t, layer, (f"input_layernorm.{half}", f"post_attention_layernorm.{half}"), hidden)
     t.linear(f"{layer}.mlp.router.classifier", count + zero, hidden, role="router", bias=None)
     t.tensor(f"{layer}.mlp.router.e_score_correction_bias", count + zero, role="router_bias")
-    experts(t, f"{layer}.mlp.experts", count, expert_channels(c, "expert_ffn_hidden_size"), hidden)
-    t.one_of("experts")
+    own, at = expert_channels(c, "expert_ffn_hidden_size", "moe_intermediate_size"), f"{layer}.mlp.experts"
+    for name in ("gate", "up"):
+        t.linear(f"{at}.{{idle}}.{name}_proj", own, hidden, role=f"expert_{name}", optional=True, note=UNUSED)
+        t.linear(f"{at}.{{expert}}.{name}_proj", own, hidden, role=f"expert_{name}")
+    t.linear(f"{at}.{{expert}}.down_proj", hidden, own, role="expert_down", note=PASSES_ON if zero else "")
     return t

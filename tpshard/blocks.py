@@ -185,8 +185,9 @@ def experts(
 
 
 def latent_attention(
-    c: Config, t: Table, at: str, *, bias: bool | None = False, axis: str = "heads", gathered: bool = False
-) -> Units:
+    c: Config, t: Table, at: str, *, bias: bool | None = False, axis: str = "heads", gathered: bool = False,
+    out: str = "o_proj",
+) -> Units:  # fmt: skip
     """Multi-head latent attention as DeepSeek-V2 stores it, with or without a latent for the queries.
 
     What leads to the latents (``q_a_proj``, ``kv_a_proj_with_mqa``) and their norms are whole; what leads from
@@ -204,7 +205,7 @@ def latent_attention(
     else:
         latent = query_latent(c, t, at, bias=bias, gathered=gathered)
         t.linear(f"{at}.q_b_proj", query, latent, role="q_b")
-    latent_keys(c, t, at, heads, bias=bias)
+    latent_keys(c, t, at, heads, bias=bias, out=out)
     return heads
 
 
@@ -220,13 +221,15 @@ def query_latent(c: Config, t: Table, at: str, *, bias: bool | None = False, gat
     return latent
 
 
-def latent_keys(c: Config, t: Table, at: str, heads: Units, *, bias: bool | None = False) -> None:
+def latent_keys(
+    c: Config, t: Table, at: str, heads: Units, *, bias: bool | None = False, out: str = "o_proj"
+) -> None:
     """Keys and values from their latent, and the output matrix, as :func:`latent_attention` has them."""
     hidden, latent, value = c.count("hidden_size"), c.count("kv_lora_rank"), c.count("v_head_dim")
     t.linear(f"{at}.kv_a_proj_with_mqa", latent + c.count("qk_rope_head_dim"), hidden, role="kv_a", bias=bias)
     t.norm(f"{at}.kv_a_layernorm", latent)
     t.linear(f"{at}.kv_b_proj", heads.each(c.count("qk_nope_head_dim") + value), latent, role="kv_b")
-    t.linear(f"{at}.o_proj", hidden, heads.each(value), role="o", bias=bias)
+    t.linear(f"{at}.{out}", hidden, heads.each(value), role="o", bias=bias)
 
 
 def token_indexer(c: Config, t: Table, at: str) -> None:

@@ -48,13 +48,21 @@ def layer_norms(t: Table, names: Sequence[str], width: AnyDim, *, optional: bool
 
 
 def embeddings(
-    t: Table, c: Config, vocab: Dim, width: int, *, at: str = "@embeddings", offset: int = 0, positions: bool = True,
+    t: Table,
+    c: Config,
+    vocab: Dim,
+    width: int,
+    *,
+    at: str = "@embeddings",
+    offset: int = 0,
+    positions: bool = True,
     types: bool = True,
-) -> None:  # fmt: skip
+    norm: str | None = "LayerNorm",
+) -> None:
     """Words, positions and types of tokens, and the norm over their sum, below the module ``at``.
 
     ``offset`` is how many more positions the table has than the config says; without ``positions`` the model
-    has no table of them, without ``types`` none of types.
+    has no table of them, without ``types`` none of types, with ``norm`` None no norm.
     """
     t.embedding(f"{at}.word_embeddings", vocab, width)
     if positions:
@@ -63,7 +71,8 @@ def embeddings(
         t.tensor(f"{at}.position_ids", 1, None, role="buffer", optional=True)  # files before 2023
     if types and c.number("type_vocab_size", default=2):
         t.embedding(f"{at}.token_type_embeddings", c.count("type_vocab_size", default=2), width, role="position")
-    layer_norms(t, [f"{at}.LayerNorm"], width)
+    if norm is not None:
+        layer_norms(t, [f"{at}.{norm}"], width)
 
 
 def encoder_layer(
@@ -90,6 +99,13 @@ def encoder_layer(
 def pooler(t: Table, hidden: int, *, at: str = "@pooler.dense") -> None:
     """The matrix that makes a sentence's vector of its first token's; bare encoders may lack it."""
     t.linear(at, hidden, hidden, role="pooler", bias=None, optional=True)
+
+
+def task_heads(t: Table, hidden: int) -> None:
+    """Small matrices of the classes that judge sentences or words (rerankers, tagging, answers in a text)."""
+    for name in ("classifier", "qa_outputs", "classifier.out_proj"):
+        t.linear(name, None, hidden, role="pooler", bias=None, optional=True)
+    t.linear("classifier.dense", hidden, hidden, role="pooler", bias=None, optional=True)
 
 
 def masked_head(

@@ -59,17 +59,19 @@ class _Entry(NamedTuple):
     rule: Rule
     name: str  # with the prefix in place of @
     places: tuple[str, ...]  # '{layer}', '{expert}', or a literal number
-    layers: int  # that the stack has: a rule of single layers takes those beyond, to be refused by number
+    stack: Stack
 
     def takes(self, numbers: tuple[int, ...]) -> bool:
         """Whether these numbers in its template are a tensor of the rule."""
-        only, layers = self.rule.layers, self.layers
-        return all(
-            int(place) == n
-            if not place.startswith("{")
-            else only is None or place != "{layer}" or n in only or n >= layers
-            for place, n in zip(self.places, numbers, strict=True)
-        )
+        return all(self._takes(place, number) for place, number in zip(self.places, numbers, strict=True))
+
+    def _takes(self, place: str, number: int) -> bool:
+        stack, only = self.stack, self.rule.layers
+        if place == "{layer}":  # a rule of single layers takes those beyond the last, too: they are refused by number
+            return only is None or number in only or number >= stack.layers + stack.extra_layers
+        if place == "{idle}":
+            return stack.experts <= number < stack.experts + stack.idle_experts
+        return place.startswith("{") or int(place) == number
 
 
 def match(table: Table, tensors: Iterable[Logical], *, copy_unknown: bool = False) -> Matched:
@@ -178,7 +180,7 @@ def _entries(table: Table, prefixes: Sequence[tuple[str, str]]) -> dict[str, lis
     entries: dict[str, list[_Entry]] = {}
     for rule in table.rules:
         name, stack = placed(rule.name, prefixes[rule.stack]), table.stacks[rule.stack]
-        entry = _Entry(rule, name, placeholders(name), stack.layers + stack.extra_layers)
+        entry = _Entry(rule, name, placeholders(name), stack)
         entries.setdefault(rule_template(name), []).append(entry)
     return entries
 
@@ -253,9 +255,10 @@ def _require_complete(
                 f"({len(layers & every)} of {len(promised)} layers have theirs); "
                 "download or copy the checkpoint again"
             )
+    of_layers = {entry.rule.block for entry in entries if "{layer}" in entry.places}
     for choice in table.choices:
         chosen = every if choice.layers is None else every & choice.layers
-        for layer in sorted(chosen) if choice.stack == number else ():
+        for layer in sorted(chosen) if choice.stack == number and of_layers.intersection(choice.blocks) else ():
             held = [block for block in choice.blocks if layer in layers_of_block.get(block, ())]
             _require_one(f"layer {layer}", choice, held)
 
@@ -289,9 +292,8 @@ def _require_experts(
     for n in numbers:
         held[n[at_layer]].add(n[at_expert])
     every = set(range(stack.experts))
-    with_idle = set(range(stack.experts + stack.idle_experts))
     for layer, experts in held.items():
-        if experts not in (every, with_idle):
+        if experts != every:
             wrong = min(experts ^ every)
             state = "is missing from the weights" if wrong in every else "is one too many"
             raise DamagedError(

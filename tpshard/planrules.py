@@ -21,7 +21,7 @@ from .plancuts import CutDim, Planned, held_twice, hole, planned, read_dim
 from .planparts import Member, judge_part, judge_vocabulary
 from .reports import Finding
 from .roles import PARTS, VOCABULARY, WHOLE, Part
-from .table import ADDED_ONCE, NEEDS_GATHER, NEEDS_SUM
+from .table import ADDED_ONCE, NEEDS_GATHER, NEEDS_SUM, UNUSED
 from .traffic import NORM_ELEMENTS, traffic_dtype
 from .verdicts import FAILED, NOT_RUN, PASSED, LevelVerdict
 
@@ -189,7 +189,7 @@ def _judge_parts(book: _Book, part: Part, members: Sequence[Member]) -> None:
     norms: dict[str, list[Member]] = {}
     for member in members:
         base = member.role.removesuffix("_bias")
-        if base in part.roles:
+        if base in part.roles and member.tensor.note != UNUSED:
             scopes.setdefault(_scope(member.name, part), []).append(member)
         elif base == "norm":
             norms.setdefault(_scope(member.name, part), []).append(member)

@@ -24,6 +24,8 @@ from .partition import AnyDim, Axis, Dim
 ADDED_ONCE = "added once: whole on every rank, the runtime adds it after the sum over ranks"
 NEEDS_SUM = "needs a sum over ranks: the norm spans what is cut"
 NEEDS_GATHER = "needs a gather over ranks: what comes next sees all of it"
+PASSES_ON = "some experts only pass their input on: that counts once, whatever number of ranks is summed"
+UNUSED = "unused: the model stores it and takes nothing from it"
 MOST = 2**16  # a guard against hostile configs: matching lists the layers and experts that must be there
 
 # "01" and numbers beyond any layer's are parts of a name like others: no rule's number stands for them.
@@ -59,8 +61,7 @@ class Stack:
     Args:
         layers: how many layers the config promises; ``{layer}`` runs over them.
         experts: how many experts ``{expert}`` runs over.
-        idle_experts: numbers past the last expert that a rule may have all tensors of, too: experts that do nothing,
-            whose unused matrices some releases of transformers store.
+        idle_experts: how many experts past the last do nothing; ``{idle}`` runs over their numbers.
         extra_layers: layers past the last that a checkpoint may hold as well (prediction layers).
         prefixes: pairs of what ``@`` stands for and what stands before names without it, most usual first; a
             string is the first of a pair whose second is empty.

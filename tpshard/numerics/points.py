@@ -20,7 +20,7 @@ from torch import nn
 
 from tpshard.manifest import Manifest, Note
 from tpshard.roles import COLUMN, EMBED, EXPERTS, HEAD, INSIDE, PREDICTION, ROW
-from tpshard.table import ADDED_ONCE, NEEDS_GATHER, NEEDS_SUM
+from tpshard.table import ADDED_ONCE, NEEDS_GATHER, NEEDS_SUM, PASSES_ON
 
 from .skeleton import Skeleton
 
@@ -31,7 +31,8 @@ class Point:
 
     ``tensor`` is the tensor on disk whose first dimension says which outputs a rank holds (``gather``)
     or which inputs (``needs_sum``); "" for other kinds. ``operand`` is the module's own parameter whose product is
-    summed, where that is not its output (see :mod:`.operands`).
+    summed, where that is not its output (see :mod:`.operands`). ``passing`` are parameters of experts beside which
+    others pass their input on (see :mod:`.passing`).
     """
 
     path: str
@@ -39,6 +40,7 @@ class Point:
     tensor: str = ""
     experts: bool = False
     operand: str = ""
+    passing: tuple[str, ...] = ()
 
     @property
     def block(self) -> str:
@@ -81,7 +83,8 @@ def points_of(skeleton: Skeleton, manifest: Manifest) -> dict[str, Point]:
             weight = skeleton.recipe_of(f"{path}.weight")
             found[path] = Point(path, "gather", weight.tensors[0][0] if weight else names[0])
         elif module is inputs or roles & ROW or (looked_up and roles & HEAD):
-            found[path] = Point(path, "sum", experts=bool(roles & EXPERTS), operand=_operand(skeleton, manifest, path))
+            operand, passing = _operand(skeleton, manifest, path), _passing(skeleton, manifest, path)
+            found[path] = Point(path, "sum", experts=bool(roles & EXPERTS), operand=operand, passing=passing)
         elif any(note.text == NEEDS_GATHER for note in notes):
             marked = next(name for name, note in zip(names, notes, strict=True) if note.text == NEEDS_GATHER)
             found[path] = Point(path, "gather", marked)
@@ -103,6 +106,16 @@ def _operand(skeleton: Skeleton, manifest: Manifest, path: str) -> str:
         if recipe is not None and any(manifest.notes[name].role in ROW - EXPERTS for name, _ in recipe.tensors):
             return key
     return ""
+
+
+def _passing(skeleton: Skeleton, manifest: Manifest, path: str) -> tuple[str, ...]:
+    """The module's own row-parallel parameters that are marked as standing beside experts that pass their input on."""
+    found = []
+    for key in skeleton.modules[path]._parameters:
+        recipe = skeleton.recipe_of(f"{path}.{key}" if path else key)
+        if recipe is not None and any(met_as(manifest, name).text == PASSES_ON for name, _ in recipe.tensors):
+            found.append(key)
+    return tuple(found)
 
 
 def added_once(manifest: Manifest) -> frozenset[str]:

@@ -19,6 +19,7 @@ from tpshard.traffic import NORM_ELEMENTS
 
 from .exchange import Exchange, entered, gathered, joined, summed
 from .operands import catch_product
+from .passing import take_off_passed
 from .points import Point, base_role
 from .skeleton import Skeleton
 from .stores import Part, Store, spans
@@ -110,6 +111,8 @@ def connect(
             table = isinstance(module, nn.Embedding)
             if table and mode == LOCAL:
                 _cut_table(skeleton, path, module, parts)
+            if point.passing and exchange.rank:
+                take_off_passed(module, point.passing)
             after = _after_sum(path, exchange, watch)
             if point.operand:
                 catch_product(module, point.operand, lambda out, after=after, module=module: after(module, (), out))  # type: ignore[misc]
