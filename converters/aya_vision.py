@@ -6,7 +6,9 @@ Source: transformers ``models/aya_vision/modeling_aya_vision.py``, ``models/cohe
 
 from __future__ import annotations
 
-from tpshard.composite import MODEL, include_language, include_tower, language_config, projector_channels
+from tpshard.composite import (
+    MODEL, include_language, include_tower, input_norm, language_config, projector_channels
+)  # fmt: skip
 from tpshard.config import Config
 from tpshard.registry import part_of
 from tpshard.table import Table
@@ -27,7 +29,7 @@ def table(c: Config) -> Table:
     include_language(t, text)
     include_tower(t, tower, "vision_tower")
     if aya:
-        t.norm("@multi_modal_projector.layernorm", joined, bias=True)
+        input_norm(t, "@multi_modal_projector.layernorm", joined)
     t.linear("@multi_modal_projector.linear_1", channels * 2, joined, role="projector_in", bias=True)
     t.linear("@multi_modal_projector.linear_2", hidden, channels, role="projector_out", bias=True)
     return t

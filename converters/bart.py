@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tpshard.config import Config
-from tpshard.encdec import layer_of, side, side_axes
-from tpshard.partition import Dim, Padded
+from tpshard.encdec import layer_of, side, side_axes, vocabulary
 from tpshard.table import Table
 
 FAMILY = "bart"
@@ -41,7 +40,7 @@ MODEL_TYPES = tuple(BUILDS)
 def table(c: Config) -> Table:
     build, width = BUILDS[c.model_type], c.count("d_model")
     t = Table(0, prefixes=("model.", ""))
-    _vocabulary(c, t, width)
+    vocabulary(c, t, width)
     for name in ("encoder", "decoder"):
         axes = side_axes(c, name, width)
         with side(c, t, name, c.count(f"{name}_layers")) as layer:
@@ -57,31 +56,6 @@ def table(c: Config) -> Table:
             if c.flag("use_prompt", default=False):
                 _prompts(c, t, name, width)
     return t
-
-
-def _vocabulary(c: Config, t: Table, width: int) -> None:
-    """The embedding under its names and the heads tied to it; Marian may have one for each language."""
-    vocab = target = Padded("vocab", c.count("vocab_size")).each()
-    one, tied = c.flag("share_encoder_decoder_embeddings", default=True), c.flag("tie_word_embeddings", default=True)
-    heads = ("lm_head.weight",) if tied else ()
-    if one:
-        t.shared(
-            "@shared.weight", "@encoder.embed_tokens.weight", "@decoder.embed_tokens.weight",
-            heads=heads, vocab=vocab, width=width,
-        )  # fmt: skip
-    else:
-        count = c.count("decoder_vocab_size", default=c.count("vocab_size"))
-        target = Padded("decoder_vocab", count, noun="target vocabulary rows").each()
-        t.embedding("@encoder.embed_tokens", vocab, width)
-        t.shared("@decoder.embed_tokens.weight", heads=heads, vocab=target, width=width)
-    if not tied:
-        t.tensor("lm_head.weight", target, width, role="head", optional=True)
-    _final_bias(t, target)
-
-
-def _final_bias(t: Table, vocab: Dim) -> None:
-    why = "one value a word, which the model adds to the gathered logits"
-    t.whole("final_logits_bias", 1, vocab.extent, why=why, optional=True)
 
 
 def _prompts(c: Config, t: Table, name: str, width: int) -> None:

@@ -8,7 +8,9 @@ Source: transformers ``models/{idefics2,idefics3,smolvlm}/modeling_*.py``.
 from __future__ import annotations
 
 from tpshard.blocks import attention, gated_mlp, norms
-from tpshard.composite import MODEL, include_language, include_tower, language_config, projector_channels
+from tpshard.composite import (
+    MODEL, include_language, include_tower, language_config, projector_channels, whole_projector
+)  # fmt: skip
 from tpshard.config import Config
 from tpshard.partition import Heads, Units
 from tpshard.registry import part_of
@@ -41,7 +43,7 @@ def table(c: Config) -> Table:
         _resampler(t, c.nested("perceiver_config", **RESAMPLER), hidden)
     else:
         joined = c.count("scale_factor", default=2) ** 2 * width
-        t.whole(f"{at}.proj.weight", hidden, joined, why="one matrix: a cut would need a gather of all that it makes")
+        whole_projector(t, f"{at}.proj", joined, hidden, bias=False)
     return t
 
 

@@ -5,7 +5,7 @@ Source: transformers ``models/internvl/modeling_internvl.py``.
 
 from __future__ import annotations
 
-from tpshard.composite import MODEL, include_language, include_tower, language_config, projector
+from tpshard.composite import MODEL, include_language, include_tower, input_norm, language_config, projector
 from tpshard.config import Config
 from tpshard.errors import DamagedError
 from tpshard.registry import part_of
@@ -26,6 +26,6 @@ def table(c: Config) -> Table:
     t = Table(0, prefixes=MODEL)
     include_language(t, text)
     include_tower(t, tower, "vision_tower")
-    t.norm("@multi_modal_projector.layer_norm", joined, bias=True)
+    input_norm(t, "@multi_modal_projector.layer_norm", joined)
     projector(t, "@multi_modal_projector", joined, hidden, hidden)
     return t

@@ -7,7 +7,7 @@ Source: transformers ``models/{llava,llava_next,llava_next_video,llava_onevision
 
 from __future__ import annotations
 
-from tpshard.composite import MODEL, include_language, include_tower, language_config, projector
+from tpshard.composite import MODEL, include_language, include_tower, input_norm, language_config, projector
 from tpshard.config import Config
 from tpshard.registry import part_of
 from tpshard.table import Table
@@ -19,9 +19,7 @@ MODEL_TYPES = ("llava", "llava_next", "llava_next_video", "llava_onevision", "vi
 def table(c: Config) -> Table:
     onevision = c.model_type == "llava_onevision"
     text = language_config(c, "text_config", model_type="qwen2" if onevision else "llama")
-    tower = part_of(
-        c, "vision_config", model_type="siglip_vision_model" if onevision else "clip_vision_model"
-    )
+    tower = part_of(c, "vision_config", model_type="siglip_vision_model" if onevision else "clip_vision_model")
     hidden, vip = text.count("hidden_size"), c.model_type == "vipllava"
     feature_layers = c.get("vision_feature_layer", default=[-2, -5, -8, -11, 6] if vip else -2)
     into = tower.count("hidden_size") * (len(feature_layers) if isinstance(feature_layers, list) else 1)
@@ -35,7 +33,7 @@ def table(c: Config) -> Table:
         include_tower(t, tower, "vision_tower")
     bias = vip or c.flag("multimodal_projector_bias", default=True)
     if vip:
-        t.norm("@multi_modal_projector.projector_layernorm", into, bias=True)
+        input_norm(t, "@multi_modal_projector.projector_layernorm", into)
     projector(t, "@multi_modal_projector", into, hidden, hidden, bias=bias)
     if c.model_type in ("llava_next", "llava_next_video", "llava_onevision"):
         t.tensor("@image_newline", hidden, role="vision")

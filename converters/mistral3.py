@@ -5,7 +5,7 @@ Source: transformers ``models/mistral3/modeling_mistral3.py``, ``models/lighton_
 
 from __future__ import annotations
 
-from tpshard.composite import MODEL, include_language, include_tower, language_config, projector
+from tpshard.composite import MODEL, include_language, include_tower, input_norm, language_config, projector
 from tpshard.config import Config
 from tpshard.registry import part_of
 from tpshard.table import Table
@@ -26,7 +26,7 @@ def table(c: Config) -> Table:
     t = Table(0, prefixes=MODEL)
     include_language(t, text)
     include_tower(t, tower, "vision_encoder" if ocr else "vision_tower")
-    t.norm(f"{at}.norm", width)
+    input_norm(t, f"{at}.norm", width, bias=False)
     joined = c.count("spatial_merge_size", default=2) ** 2 * width
     t.whole(f"{at}.patch_merger.merging_layer.weight", width, joined, why="all it makes goes into the next matrix")
     projector(t, at, into, hidden, hidden, bias=not ocr and c.flag("multimodal_projector_bias", default=False))

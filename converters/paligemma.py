@@ -6,14 +6,13 @@ Source: transformers ``models/paligemma/modeling_paligemma.py``, ``models/gemma3
 
 from __future__ import annotations
 
-from tpshard.composite import MODEL, include_language, include_tower, language_config
+from tpshard.composite import MODEL, include_language, include_tower, language_config, whole_projector
 from tpshard.config import Config
 from tpshard.registry import part_of
 from tpshard.table import Table
 
 FAMILY = "paligemma"
 MODEL_TYPES = ("paligemma", "shieldgemma2")
-ONE_MATRIX = "one small matrix: a cut would need a gather of all that it makes"
 
 
 def table(c: Config) -> Table:
@@ -26,9 +25,8 @@ def table(c: Config) -> Table:
     include_language(t, text)
     include_tower(t, tower, "vision_tower")
     if shield:
-        t.whole("@multi_modal_projector.mm_input_projection_weight", width, hidden, why=ONE_MATRIX)
+        t.whole("@multi_modal_projector.mm_input_projection_weight", width, hidden, why="a cut would need a gather of all it makes")
         t.norm("@multi_modal_projector.mm_soft_emb_norm", width)
     else:
-        t.whole("@multi_modal_projector.linear.weight", hidden, width, why=ONE_MATRIX)
-        t.whole("@multi_modal_projector.linear.bias", hidden, why=ONE_MATRIX)
+        whole_projector(t, "@multi_modal_projector.linear", width, hidden)
     return t

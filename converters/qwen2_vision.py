@@ -8,7 +8,7 @@ Source: transformers ``models/{qwen2_vl,qwen2_5_vl,exaone4_5}/modeling_*.py``.
 from __future__ import annotations
 
 from tpshard.blocks import gated_mlp, mlp, norms
-from tpshard.composite import projector
+from tpshard.composite import input_norm, projector
 from tpshard.config import Config
 from tpshard.partition import Heads, Units
 from tpshard.table import Table
@@ -27,7 +27,8 @@ MODEL_TYPES = tuple(USUAL)
 
 def table(c: Config) -> Table:
     first = c.model_type == "qwen2_vl_vision"
-    width, out = c.count("embed_dim" if first else "hidden_size"), c.count("hidden_size" if first else "out_hidden_size")
+    width = c.count("embed_dim" if first else "hidden_size")
+    out = c.count("hidden_size" if first else "out_hidden_size")
     count = c.count("num_heads", "num_attention_heads")
     heads, size = Heads("heads", count, c.count("num_key_value_heads", default=count)), width // count
     channels = c.count("mlp_ratio") * width if first else c.count("intermediate_size")
@@ -47,6 +48,6 @@ def table(c: Config) -> Table:
     else:
         gated_mlp(t, f"{layer}.mlp", ffn, width, bias=True)
     norms(t, layer, ("norm1", "norm2"), width, bias=first)
-    t.norm("@merger.ln_q", width, bias=first)
+    input_norm(t, "@merger.ln_q", width, bias=first)
     projector(t, "@merger", merged, merged, out, names=("mlp.0", "mlp.2"))
     return t

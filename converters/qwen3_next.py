@@ -1,4 +1,4 @@
-"""Qwen3-Next and the text models of Qwen3.5: gated delta nets with every fourth layer attention, a gate beside each query.
+"""Qwen3-Next and the text models of Qwen3.5: gated delta nets, and in every fourth layer attention with gated heads.
 
 Qwen3-Next stores a delta net's matrices fused key head by key head, Qwen3.5 block by block. Prediction layers lie
 apart, under ``mtp.``: attention layers that share embedding and head.
@@ -10,20 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tpshard.blocks import attention, channels_of, decoder, expert_channels, experts, gated_mlp, heads_of, norms
+from tpshard.blocks import channels_of, decoder, expert_channels, experts, gated_mlp, norms
 from tpshard.config import Config
-from tpshard.mixers import ATTENTION, RECURRENT, delta_heads, delta_net, every_nth, layers_of
+from tpshard.mixers import ATTENTION, RECURRENT, delta_heads, delta_net, every_nth, layers_of, query_gated_attention
 from tpshard.partition import Units
 from tpshard.table import Table
 
 FAMILY = "qwen3_next"
 MODEL_TYPES = ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
-USUAL = {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
+DELTA = {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
          "linear_num_value_heads": 32}  # fmt: skip
+USUAL = {
+    "qwen3_5_text": {"vocab_size": 248_320, "hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 32,
+                     "num_attention_heads": 16, "num_key_value_heads": 4},
+    "qwen3_5_moe_text": {"vocab_size": 248_320, "hidden_size": 2048, "num_hidden_layers": 40, "num_attention_heads": 16,
+                         "num_key_value_heads": 2, "moe_intermediate_size": 512, "num_experts": 256},
+}  # fmt: skip
 
 
 def table(c: Config) -> Table:
-    c = c.with_usual(**USUAL)
+    c = c.with_usual(**DELTA)
     hidden = c.count("hidden_size")
     count = 0 if c.model_type == "qwen3_5_text" else c.count("num_experts", "num_local_experts")
 
@@ -34,29 +40,18 @@ def table(c: Config) -> Table:
     with t.only(layers_of(types, *RECURRENT)):
         _delta_net(t, c, f"{layer}.linear_attn", hidden)
     with t.only(layers_of(types, *ATTENTION)):
-        _attention(t, c, f"{layer}.self_attn", hidden)
+        query_gated_attention(c, t, f"{layer}.self_attn")
     _feed_forward(t, c, f"{layer}.mlp", hidden, count, range(t.layers))
     norms(t, layer, ("input_layernorm", "post_attention_layernorm"), hidden)
     prediction = c.count("mtp_num_hidden_layers", default=1)
     with t.stack(prediction, experts=count, prefixes=("mtp.",), optional=True):
-        _attention(t, c, f"{layer}.self_attn", hidden)
+        query_gated_attention(c, t, f"{layer}.self_attn")
         _feed_forward(t, c, f"{layer}.mlp", hidden, count, range(prediction))
         norms(t, layer, ("input_layernorm", "post_attention_layernorm"), hidden)
         t.linear("@fc", hidden, 2 * hidden, role="prediction_projection")
         for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
             t.norm(f"@{name}", hidden)
     return t
-
-
-def _attention(t: Table, c: Config, at: str, hidden: int) -> None:
-    heads, bias = heads_of(c), c.flag("attention_bias", default=False)
-    size = c.head_dim(heads.query_heads, default=256)
-    q, kv = heads.query(size), heads.kv(size)
-    t.linear(f"{at}.q_proj", heads.query(2 * size), hidden, role="q_gate", bias=bias)
-    t.linear(f"{at}.k_proj", kv, hidden, role="k", bias=bias)
-    t.linear(f"{at}.v_proj", kv, hidden, role="v", bias=bias)
-    t.linear(f"{at}.o_proj", hidden, q, role="o", bias=bias)
-    norms(t, at, ("q_norm", "k_norm"), size)
 
 
 def _delta_net(t: Table, c: Config, at: str, hidden: int) -> None:

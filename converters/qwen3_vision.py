@@ -1,4 +1,5 @@
-"""The vision towers of Qwen3-VL and Cohere Compass, with mergers after the last layer and after some before it.
+"""The vision towers of Qwen3-VL, Qwen3.5 and Cohere Compass, with mergers after the last layer and, but for Qwen3.5,
+after some before it.
 
 q, k, v are three blocks of one matrix; positions are learned.
 Source: transformers ``models/qwen3_vl/modeling_qwen3_vl.py``, ``models/cohere_compass/modeling_cohere_compass.py``.
@@ -7,18 +8,19 @@ Source: transformers ``models/qwen3_vl/modeling_qwen3_vl.py``, ``models/cohere_c
 from __future__ import annotations
 
 from tpshard.blocks import mlp, norms
-from tpshard.composite import projector
+from tpshard.composite import input_norm, projector
 from tpshard.config import Config
 from tpshard.errors import DamagedError
 from tpshard.partition import Heads, Units
 from tpshard.table import Table
 
 FAMILY = "qwen3_vision"
-MODEL_TYPES = ("qwen3_vl_vision", "qwen3_vl_moe_vision", "cohere_compass_vision")
+_DEEP = ("qwen3_vl_vision", "qwen3_vl_moe_vision", "cohere_compass_vision")
+MODEL_TYPES = (*_DEEP, "qwen3_5_vision", "qwen3_5_moe_vision", "qwen4_exp_vision")
 _USUAL = {"depth": 27, "num_heads": 16, "hidden_size": 1152, "intermediate_size": 4304, "in_channels": 3,
           "patch_size": 16, "temporal_patch_size": 2, "spatial_merge_size": 2, "num_position_embeddings": 2304,
-          "out_hidden_size": 3584, "deepstack_visual_indexes": [8, 16, 24]}  # fmt: skip
-USUAL = dict.fromkeys(MODEL_TYPES, _USUAL)
+          "out_hidden_size": 3584}  # fmt: skip
+USUAL = {kind: {**_USUAL, "deepstack_visual_indexes": [8, 16, 24] if kind in _DEEP else []} for kind in MODEL_TYPES}
 
 
 def table(c: Config) -> Table:
@@ -42,10 +44,10 @@ def table(c: Config) -> Table:
     t.linear(f"{layer}.attn.proj", width, heads.query(size), role="o", bias=True)
     mlp(t, f"{layer}.mlp", ffn, width, names=("linear_fc1", "linear_fc2"))
     norms(t, layer, ("norm1", "norm2"), width, bias=True)
-    t.norm("@merger.norm", width, bias=True)
+    input_norm(t, "@merger.norm", width)
     projector(t, "@merger", merged, merged, c.count("out_hidden_size"), names=("linear_fc1", "linear_fc2"))
     with t.stack(len(deep)):
-        t.norm("@deepstack_merger_list.{layer}.norm", merged, bias=True)
+        input_norm(t, "@deepstack_merger_list.{layer}.norm", merged)
         projector(
             t, "@deepstack_merger_list.{layer}", merged, merged, c.count("out_hidden_size"),
             names=("linear_fc1", "linear_fc2"),

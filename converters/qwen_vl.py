@@ -9,7 +9,7 @@ Source: transformers ``models/{qwen2_vl,qwen2_5_vl,qwen3_vl,qwen3_vl_moe,glm4v,g
 
 from __future__ import annotations
 
-from tpshard.composite import MODEL, include_language, include_tower, language_config
+from tpshard.composite import MODEL, include_language, include_tower, language_config, whole_projector
 from tpshard.config import Config
 from tpshard.registry import part_of
 from tpshard.table import Table
@@ -20,6 +20,9 @@ PARTS = {  # the language model's and the tower's model types where the config d
     "qwen2_5_vl": ("qwen2_5_vl_text", "qwen2_5_vl_vision"),
     "qwen3_vl": ("qwen3_vl_text", "qwen3_vl_vision"),
     "qwen3_vl_moe": ("qwen3_vl_moe_text", "qwen3_vl_moe_vision"),
+    "qwen3_5": ("qwen3_5_text", "qwen3_5_vision"),
+    "qwen3_5_moe": ("qwen3_5_moe_text", "qwen3_5_moe_vision"),
+    "qwen4_exp": ("qwen4_exp_text", "qwen4_exp_vision"),
     "glm4v": ("glm4v_text", "glm4v_vision"),
     "glm46v": ("glm4v_text", "glm4v_vision"),
     "cohere_compass": ("cohere_compass_text", "cohere_compass_vision"),
@@ -45,6 +48,5 @@ def table(c: Config) -> Table:
         for at in ("@vision_projector", "@projector"):
             out = tower.count("out_hidden_size")
             with t.stack(prefixes=MODEL, optional=True):
-                t.whole(f"{at}.weight", text.count("hidden_size"), out, why="one small matrix: a cut needs a gather")
-                t.whole(f"{at}.bias", text.count("hidden_size"), why="one small matrix: a cut needs a gather")
+                whole_projector(t, at, out, text.count("hidden_size"))
     return t

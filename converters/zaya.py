@@ -44,9 +44,9 @@ def _attention(t: Table, at: str, heads: Heads, size: int, hidden: int, c: Confi
     bias, q, kv = c.flag("attention_bias", default=False), heads.query(size), heads.kv(size)
     t.linear(f"{at}.qkv_proj.q_proj", q, hidden, role="q", bias=bias)
     t.linear(f"{at}.qkv_proj.k_proj", kv, hidden, role="k", bias=bias)
-    for late in (False, True):
-        t.linear(f"{at}.qkv_proj.v_proj_{'delayed' if late else 'current'}", _values(heads, size, late=late), hidden,
-                 role="v", bias=bias)  # fmt: skip
+    for half, rows in (("current", _values(heads, size, late=False)), ("delayed", _values(heads, size, late=True))):
+        role = "v" if heads.kv_heads > 1 else "whole"  # one head's values are half in either, and no two ranks cut it
+        t.linear(f"{at}.qkv_proj.v_proj_{half}", rows if heads.kv_heads > 1 else size // 2, hidden, role=role, bias=bias)
     for conv, into, kernel in (("depthwise", 1, "cca_time0"), ("grouped", size, "cca_time1")):
         width = c.count(kernel, default=2)
         t.tensor(f"{at}.qkv_proj.conv_qk_{conv}.weight", q + kv, into, width, role="attn_head")

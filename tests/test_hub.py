@@ -158,3 +158,15 @@ def test_the_hub_cache_serves_offline(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     assert len(open_source("org/name").files) == 7
     refused("org/other", "org/other", "hf download org/other", kind=StorageError)
+
+
+def test_of_a_hub_id_single_files_can_be_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str | None, list[str]]] = []
+
+    def download(repo: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.append((repo, revision, allow_patterns))
+        return str(tmp_path)
+
+    fake_hub(monkeypatch, download)
+    assert hub.resolve("org/name@v1", only=("config.json",)) == tmp_path
+    assert asked == [("org/name", "v1", ["config.json"])]

@@ -3,59 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from adapterfiles import Shapes, pairs, write_adapter
 from commands import ok, refused
 from hypothesis import given
 from hypothesis import strategies as st
-from weights import CONFIG, Tensor, nbytes, ranks, read, tree, write
+from weights import CONFIG, ranks, read, tree
 
-from tpshard import DamagedError, UnsupportedError, inspect, merge, reshard, split, verify
-from tpshard.adapterplan import adapter_plan_verdict, judge_adapter
-from tpshard.intervals import Run
+from tpshard import DamagedError, UnsupportedError, hub, inspect, merge, reshard, split, verify
+from tpshard.adapterbase import Base
 from tpshard.lora import piece_of
-from tpshard.manifest import Manifest
-from tpshard.partition import interned
-from tpshard.plancuts import Planned, planned
-from tpshard.shards import read_manifest
-from tpshard.table import ADDED_ONCE
-
-SHAPES = {  # of a layer of the Llama in weights.py, [out, in]
-    "self_attn.q_proj": (32, 32),
-    "self_attn.k_proj": (16, 32),
-    "self_attn.v_proj": (16, 32),
-    "self_attn.o_proj": (32, 32),
-    "mlp.up_proj": (44, 32),
-    "mlp.down_proj": (32, 44),
-}
-Shapes = dict[str, tuple[int, ...]]
-
-
-def pairs(rank: int = 4, prefix: str = "base_model.model.model.", own: str = "", layers: int = 2) -> Shapes:
-    """The tensors of an adapter of all these modules."""
-    out: Shapes = {}
-    for layer in range(layers):
-        for module, (rows, columns) in SHAPES.items():
-            name = f"{prefix}layers.{layer}.{module}"
-            out[f"{name}.lora_A{own}.weight"] = (rank, columns)
-            out[f"{name}.lora_B{own}.weight"] = (rows, rank)
-    return out
-
-
-def write_adapter(directory: Path, shapes: Mapping[str, tuple[int, ...]], **config: Any) -> Path:
-    """An adapter of random bytes."""
-    directory.mkdir(parents=True)
-    settings = {"peft_type": "LORA", "r": 4, "base_model_name_or_path": "org/base"} | config
-    (directory / "adapter_config.json").write_text(json.dumps(settings, indent=2))
-    (directory / "README.md").write_text("# an adapter\n")
-    random = np.random.default_rng(1)
-    tensors = {name: Tensor("F32", shape, random.bytes(nbytes("F32", shape))) for name, shape in shapes.items()}
-    write(directory / "adapter_model.safetensors", tensors)
-    return directory
+from tpshard.partition import Units, replicated
+from tpshard.registry import table_for
 
 
 @pytest.fixture
@@ -169,6 +133,54 @@ def test_levels_that_run_a_model_are_not_passed_by_an_adapter(adapter: Path, lla
     assert "base model" in report.verdicts[1].notes[0]
 
 
+def test_experts_apart_and_stacked(tmp_path: Path) -> None:
+    """Both forms that a mixture's experts have, whichever the base's files have: here it has no files at all."""
+    config = CONFIG | {"model_type": "mixtral", "num_local_experts": 3}
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "config.json").write_text(json.dumps(config))
+    apart = "base_model.model.model.layers.1.block_sparse_moe.experts"
+    stacked = "base_model.model.model.layers.0.mlp.experts"
+    shapes: Shapes = {
+        f"{stacked}.base_layer.lora_A.weight": (12, 32),
+        f"{stacked}.base_layer.lora_B.weight": (88, 12),
+        f"{stacked}.lora_A.weight": (12, 44),
+        f"{stacked}.lora_B.weight": (32, 12),
+    }
+    for expert in range(3):
+        shapes |= {f"{apart}.{expert}.w1.lora_A.weight": (4, 32), f"{apart}.{expert}.w1.lora_B.weight": (44, 4)}
+        shapes |= {f"{apart}.{expert}.w2.lora_A.weight": (4, 44), f"{apart}.{expert}.w2.lora_B.weight": (32, 4)}
+    banks = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    adapter = write_adapter(tmp_path / "adapter", shapes, target_parameters=banks)
+    split(adapter, tmp_path / "out", 4, base=tmp_path / "base")
+    held = {name: stored.shape for name, stored in ranks(tmp_path / "out")[0].items()}
+    assert held[f"{stacked}.base_layer.lora_A.weight"] == (12, 32)
+    assert held[f"{stacked}.base_layer.lora_B.weight"] == (22, 12)
+    assert held[f"{stacked}.lora_A.weight"] == (12, 11)
+    assert held[f"{apart}.2.w1.lora_B.weight"] == (11, 4)
+    assert held[f"{apart}.2.w2.lora_A.weight"] == (4, 11)
+    assert verify(tmp_path / "out", against=adapter).passed
+    beyond = {name.replace("experts.2", "experts.3"): shape for name, shape in shapes.items()}
+    with pytest.raises(UnsupportedError, match=r"experts\.3\.w1"):
+        split(write_adapter(tmp_path / "beyond", beyond, target_parameters=banks), tmp_path / "x", 2,
+              base=tmp_path / "base")  # fmt: skip
+    with pytest.raises(DamagedError, match=r"12 rows .* for 3 experts, .* rank 5"):
+        split(write_adapter(tmp_path / "rank", shapes, target_parameters=banks, r=5), tmp_path / "x", 2,
+              base=tmp_path / "base")  # fmt: skip
+
+
+def test_an_adapter_goes_by_the_steps_of_a_quantised_base() -> None:
+    """The matrices of such a base are stored as other tensors, whose groups make larger steps of the axis."""
+    down = "model.layers.0.mlp.down_proj"
+    stepped = Units("ffn", 44, step=11, noun="feed-forward channels")
+    stored = {f"{down}.qweight": (stepped.each(), replicated(32))}
+    base = Base("base", "llama", table_for(CONFIG), stored, quantised=True)
+    found = base.targets([f"{down}.weight", "model.layers.1.mlp.up_proj.weight"])
+    assert [[dim.axes for dim in target.dims if dim] for target in found.values()] == [
+        [(), (stepped,)],
+        [(stepped,), ()],
+    ]
+
+
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 Q = "base_model.model.model.layers.0.self_attn.q_proj"
@@ -215,6 +227,15 @@ REFUSED: dict[str, tuple[type[Exception], Callable[[Shapes], object], dict[str, 
         DamagedError,
         lambda s: s.update({"base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta": (3, 8)}),
         {}, ("[3, 8]", "[53, 32]"),
+    ),
+    "two names of one tensor": (
+        DamagedError, lambda s: s.update({f"{Q[17:]}.lora_A.weight": (4, 32)}), {}, ("two names of one tensor",),
+    ),
+    "tokens of a bank of experts": (
+        UnsupportedError,
+        lambda s: s.update({f"{Q}.token_adapter.trainable_tokens_delta": (3, 32)} | {
+            "base_model.model.model.layers.0.mlp.token_adapter.trainable_tokens_delta": (3, 32)}),
+        {"target_parameters": ["up_proj.weight", "mlp.weight", "up_proj"]}, ("mlp.token_adapter",),
     ),
     "another kind": (UnsupportedError, lambda s: None, {"peft_type": "LOKR"}, ("LOKR",)),
     "no kind": (UnsupportedError, lambda s: None, {"peft_type": None}, ("None",)),
@@ -270,93 +291,25 @@ def test_bases_that_are_none(adapter: Path, llama: Path, tmp_path: Path) -> None
     refused(4, "split", adapter, tmp_path / "out", "--tp", 2, "--base", llama, says=("adapter_model.safetensors",))
 
 
+def test_of_a_base_on_the_hub_the_config_alone_is_fetched(
+    adapter: Path, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def resolve(name: str, *, only: tuple[str, ...] = ()) -> Path:
+        asked.append((name, only))
+        return llama
+
+    monkeypatch.setattr(hub, "resolve", resolve)
+    monkeypatch.chdir(tmp_path)
+    split(adapter, tmp_path / "by-id", 3, base="org/base@main")
+    assert asked == [("org/base@main", ("config.json",))]
+    split(adapter, tmp_path / "direct", 3, base=llama)
+    assert tree(tmp_path / "by-id") == tree(tmp_path / "direct")
+
+
 def test_a_degree_that_the_base_cannot_take_is_refused(llama: Path, tmp_path: Path) -> None:
     mlp = {name: shape for name, shape in pairs().items() if ".mlp." in name}  # which could be shared by 44 ranks
     adapter = write_adapter(tmp_path / "adapter", mlp)
     refused(3, "split", adapter, tmp_path / "out", "--tp", 9, "--base", llama, says=("heads", "9 ranks"))
     refused(3, "split", adapter, tmp_path / "out", "--tp", 3, "--base", llama, "--even", says=("equal",))
-
-
-# --- the level plan --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def manifest(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Manifest:
-    """An adapter with everything that has a rule of its own, on three ranks."""
-    directory = tmp_path_factory.mktemp("plan")
-    at = "base_model.model.model.layers.0.self_attn"
-    shapes = pairs() | {
-        f"{at}.q_proj.lora_magnitude_vector": (32,),
-        f"{at}.o_proj.lora_magnitude_vector": (32,),
-        f"{at}.k_proj.lora_B.bias": (16,),
-        f"{at}.o_proj.lora_B.bias": (32,),
-        "base_model.model.lm_head.weight": (53, 32),
-    }
-    split(write_adapter(directory / "adapter", shapes), directory / "out", 3, base=llama)
-    return read_manifest(directory / "out")
-
-
-def test_a_good_plan_passes(manifest: Manifest) -> None:
-    verdict = adapter_plan_verdict(manifest)
-    assert verdict.verdict == "passed"
-    assert verdict.notes[0] == "judged: 12 pairs of adapter matrices"
-    assert verdict.collectives == {"norm_all_reduce": 1}
-    assert not list(judge_adapter(planned(manifest), manifest.tp_size))
-
-
-def _exchanged(tensor: Planned) -> Planned:
-    """Ranks 0 and 1 hold each other's part."""
-    parts = [interned(p.extent, (p.ranks[1], p.ranks[0], *p.ranks[2:])) for p in tensor.parts]
-    return tensor._replace(parts=tuple(parts))
-
-
-def _whole(tensor: Planned) -> Planned:
-    parts = [interned(p.extent, ((Run(0, p.extent),),) * 3) for p in tensor.parts]
-    return tensor._replace(parts=tuple(parts))
-
-
-def _shortened(tensor: Planned) -> Planned:
-    """The last rank lacks its last index."""
-    cut = [n for n, dim in enumerate(tensor.dims) if dim.axes]
-    n = cut[0] if cut else 0
-    *others, last = tensor.parts[n].ranks
-    *runs, run = last
-    short = (*runs, Run(run.start, run.length - 1))
-    parts = [*tensor.parts]
-    parts[n] = interned(tensor.parts[n].extent, (*others, short))
-    return tensor._replace(parts=tuple(parts))
-
-
-FAULTS: dict[str, Callable[[Planned], Planned]] = {
-    "parts exchanged": _exchanged,
-    "whole on every rank": _whole,
-    "an index lacks": _shortened,
-    "another note": lambda tensor: tensor._replace(note="" if tensor.note else ADDED_ONCE),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_every_fault_in_every_tensor_is_found(fault: str, manifest: Manifest) -> None:
-    good = planned(manifest)
-    for name, tensor in good.items():
-        bad = FAULTS[fault](tensor)
-        if bad.parts == tensor.parts and bad.note == tensor.note:
-            continue  # whole as it should be, or as long on both ranks
-        found = list(judge_adapter(good | {name: bad}, manifest.tp_size))
-        if fault == "another note" and ".lora_" not in name:
-            continue  # copies have the notes of the base, which its own table answers for
-        assert found, name
-
-
-def test_a_pair_that_lost_its_cut_or_its_half_is_found(manifest: Manifest) -> None:
-    at = "base_model.model.model.layers.1.mlp.down_proj"
-    good = planned(manifest)
-    a, b = good[f"{at}.lora_A.weight"], good[f"{at}.lora_B.weight"]
-    bare = _whole(a)._replace(dims=b.dims[1:] * 2, note="")
-    alone = {name: tensor for name, tensor in good.items() if name != b.name}
-    assert "stands alone" in str(list(judge_adapter(alone, 3)))
-    cut = b._replace(dims=(good[f"{Q}.lora_B.weight"].dims[0], b.dims[1]))
-    cut = cut._replace(parts=(good[f"{Q}.lora_B.weight"].parts[0], b.parts[1]))
-    assert "both cut" in str(list(judge_adapter(good | {b.name: cut}, 3)))
-    found = str(list(judge_adapter(good | {a.name: bare, b.name: b._replace(note="")}, 3)))
-    assert "is cut" in found, found

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 
 from .checkpoint import open_checkpoint
 from .config import CONFIG
+from .degrees import axes_of
 from .errors import UnsupportedError, UsageError
 from .listing import is_weights, list_directory, shown
 from .matching import Known, known_names
 from .opened import read_small
-from .partition import Dim, replicated
+from .partition import Axis, Dim, Segment, replicated
 from .registry import family_of, table_for
 from .shards import is_shards, read_manifest
 from .strictjson import parse_config
@@ -50,30 +51,40 @@ class Base:
     family: str
     table: Table
     stored: Mapping[str, tuple[Dim, ...]]
+    quantised: bool = False  # matrices are stored as other tensors, which may demand steps of the axes
 
     def targets(self, names: Iterable[str]) -> dict[str, Target]:
         """Those of the names that are tensors of this model."""
         held = {_key(known): self.stored[name] for name, known in known_names(self.table, self.stored).items()}
+        axes = {axis.name: axis for axis in axes_of(self.stored)}
         found = {}
         for name, known in known_names(self.table, set(names)).items():
             dims = held.get(_key(known))
             if dims is not None or self._may_be_absent(known):
-                found[name] = Target(name, dims or _of_rule(known), known.rule.role, known.rule.note)
+                found[name] = Target(name, dims or _of_rule(known, axes), known.rule.role, known.rule.note)
         return found
 
     def _may_be_absent(self, known: Known) -> bool:
         """Whether the model can have a tensor that its files do not hold: optional, tied, or stored in another form."""
         rule = known.rule
         tied = any((tie.alias, tie.stack) == (rule.name, rule.stack) for tie in self.table.tied)
-        return not self.stored or rule.optional or tied or bool(rule.block)
+        return not self.stored or self.quantised or rule.optional or tied or bool(rule.block)
 
 
 def _key(known: Known) -> tuple[int, tuple[int, ...]]:
     return id(known.rule), known.numbers
 
 
-def _of_rule(known: Known) -> tuple[Dim | None, ...]:
-    return tuple(replicated(dim) if isinstance(dim, int) else dim for dim in known.rule.dims)
+def _of_rule(known: Known, axes: Mapping[str, Axis]) -> tuple[Dim | None, ...]:
+    """The dimensions that the table gives, along the axes of these names as the base's own tensors have them."""
+
+    def here(segment: Segment) -> Segment:
+        return segment if segment.axis is None else segment._replace(axis=axes.get(segment.axis.name, segment.axis))
+
+    return tuple(
+        Dim(tuple(map(here, dim.segments))) if isinstance(dim, Dim) else None if dim is None else replicated(dim)
+        for dim in known.rule.dims
+    )
 
 
 def open_base(base: str | os.PathLike[str]) -> Base:
@@ -109,9 +120,10 @@ def _config(root: Path) -> dict[str, Any]:
 
 
 def _of(label: str, config: Mapping[str, Any], stored: Mapping[str, tuple[Dim, ...]]) -> Base:
-    if not stored and config.get("quantization_config") is not None:
+    quantised = config.get("quantization_config") is not None
+    if quantised and not stored:
         raise UnsupportedError(
             f"{label}: config.json declares quantisation, and how such a model is cut depends on its weights; name a "
             "base that has them, or the model in its original precision"
         )
-    return Base(label, family_of(config), table_for(config), stored)
+    return Base(label, family_of(config), table_for(config), stored, quantised)

@@ -120,7 +120,7 @@ class _Adapter:
             yield piece.base
         elif piece.kind:
             yield f"{piece.base}.weight"
-            for parameter in self.config.parameters:
+            for parameter in self.config.parameters if piece.kind != "tokens" else ():
                 name = f"{piece.base}.{parameter.rpartition('.')[2]}"
                 if name == parameter or name.endswith(f".{parameter}"):
                     yield name
@@ -164,7 +164,14 @@ class _Adapter:
     # -- pairs ------------------------------------------------------------------------------------
 
     def _pair(self, members: Sequence[tuple[Piece, Logical]], targets: Mapping[str, Target]) -> None:
-        found = {piece.kind: tensor for piece, tensor in members}
+        found: dict[str, Logical] = {}
+        for piece, tensor in members:
+            twin = found.setdefault(piece.kind, tensor)
+            if twin is not tensor:
+                raise DamagedError(
+                    f"{short(twin.name)} and {short(tensor.name)} are two names of one tensor; remove one of them from "
+                    "the adapter"
+                )
         piece, some = members[0]
         for kind, other in (("A", "B"), ("B", "A")):
             if kind not in found:

@@ -242,3 +242,20 @@ def token_indexer(c: Config, t: Table, at: str) -> None:
     t.whole(f"{at}.wk.weight", size, c.count("hidden_size"), why=why)
     t.whole(f"{at}.weights_proj.weight", heads, c.count("hidden_size"), why=why)
     t.norm(f"{at}.k_norm", size, bias=True)
+
+
+def layer_inputs(t: Table, c: Config, layer: str) -> None:
+    """Gemma's embeddings for every layer: one table for all, and in each layer a gate to few channels and back.
+
+    The table is cut along its vocabulary and summed, the gate by channels. Source: transformers
+    ``models/gemma3n/modeling_gemma3n.py``, ``models/gemma4/modeling_gemma4.py``.
+    """
+    hidden, width = c.count("hidden_size"), c.count("hidden_size_per_layer_input")
+    every = c.count("num_hidden_layers") * width
+    t.embedding("@embed_tokens_per_layer", Padded("layer_vocab", c.count("vocab_size_per_layer_input")).each(), every)
+    t.whole("@per_layer_model_projection.weight", every, hidden, why="a norm of every layer's part follows")
+    t.norm("@per_layer_projection_norm", width)
+    channels = Units("layer_input", width, noun="channels of a layer's input", or_whole=True).each()
+    t.linear(f"{layer}.per_layer_input_gate", channels, hidden, role="low_in")
+    t.linear(f"{layer}.per_layer_projection", hidden, channels, role="low_out")
+    t.norm(f"{layer}.post_per_layer_input_norm", hidden)

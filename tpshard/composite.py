@@ -68,3 +68,15 @@ def projector(
     channels = projector_channels(width)
     t.linear(f"{at}.{names[0]}", channels, into, role="projector_in", bias=bias)
     t.linear(f"{at}.{names[1]}", out, channels, role="projector_out", bias=bias)
+
+
+def input_norm(t: Table, name: str, width: int, *, bias: bool = True) -> None:
+    """A norm of what goes into a projector, which every rank has whole, though its module's matrices are cut."""
+    for part in ("weight", "bias") if bias else ("weight",):
+        t.whole(f"{name}.{part}", width, why="a norm of what goes into the projector")
+
+
+def whole_projector(t: Table, name: str, into: int, out: int, *, bias: bool = True) -> None:
+    """A projector of one matrix ``[out, into]``: to cut it would need a gather of all that it makes."""
+    for part, dims in (("weight", (out, into)), ("bias", (out,))) if bias else (("weight", (out, into)),):
+        t.whole(f"{name}.{part}", *dims, why="a projector of one matrix: a cut would need a gather of all it makes")

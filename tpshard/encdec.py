@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from .blocks import attention, mlp
 from .config import Config
 from .errors import DamagedError
-from .partition import Dim, Heads, Units
+from .partition import Dim, Heads, Padded, Units
 from .table import Prefix, Table
 
 OUT = ("q_proj", "k_proj", "v_proj", "out_proj")
@@ -103,3 +103,30 @@ def layer_of(
         attend(t, f"{at}.encoder_attn", heads, size, width, kv_from=cross, bias=bias, key_bias=key_bias)
     mlp(t, at, ffn, width, bias=mlp_bias)
     t.norm(f"{at}.final_layer_norm", width, bias=True)
+
+
+def vocabulary(c: Config, t: Table, width: int) -> None:
+    """The embedding under its names and the head tied to it; Marian may have one for each language.
+
+    ``t``'s own stack has the prefixes of ``shared``. The bias of the logits that most of BART's kin store is whole.
+    """
+    vocab = target = Padded("vocab", c.count("vocab_size")).each()
+    tied = c.flag("tie_word_embeddings", default=True)
+    heads = ("lm_head.weight",) if tied else ()
+    names = ("@shared.weight", "@encoder.embed_tokens.weight", "@decoder.embed_tokens.weight")
+    if c.flag("share_encoder_decoder_embeddings", default=True):
+        t.shared(*names, heads=heads, vocab=vocab, width=width)
+    else:
+        count = c.count("decoder_vocab_size", default=c.count("vocab_size"))
+        target = Padded("decoder_vocab", count, noun="target vocabulary rows").each()
+        t.embedding("@encoder.embed_tokens", vocab, width)
+        t.shared("@decoder.embed_tokens.weight", heads=heads, vocab=target, width=width)
+    if not tied:
+        t.tensor("lm_head.weight", target, width, role="head", optional=is_bare(c))
+    why = "one value a word, which the model adds to the gathered logits"
+    t.whole("final_logits_bias", 1, target.extent, why=why, optional=True)
+
+
+def sparse_layers(layers: int, step: int) -> frozenset[int]:
+    """Layers with experts where every ``step``-th has some, as Switch Transformers and NLLB-MoE count them."""
+    return frozenset(n for n in range(layers if step > 0 else 0) if step == 1 or n % step == 1)

@@ -85,6 +85,7 @@ def match(table: Table, tensors: Iterable[Logical], *, copy_unknown: bool = Fals
     names = [(tensor, *template_of(tensor.name)) for tensor in tensors]
     prefixes = _best_prefixes(table, {template for _, template, _ in names})
     entries = _entries(table, prefixes)
+    modules = [(placed(rule.name, prefixes[rule.stack]) + ".", rule) for rule in table.modules]
     rules: dict[str, Rule] = {}
     dims: dict[str, tuple[Dim, ...]] = {}
     unknown: list[str] = []
@@ -95,8 +96,12 @@ def match(table: Table, tensors: Iterable[Logical], *, copy_unknown: bool = Fals
     for tensor, template, numbers in names:
         entry = _entry(entries.get(template, ()), numbers)
         if entry is None:
-            unknown.append(tensor.name)
             dims[tensor.name] = tuple(replicated(length) for length in tensor.shape)
+            module = next((rule for place, rule in modules if tensor.name.startswith(place)), None)
+            if module is None:
+                unknown.append(tensor.name)
+            else:
+                rules[tensor.name] = module
             continue
         key = id(entry.rule), tensor.shape
         known = checked.get(key)
@@ -120,12 +125,26 @@ def match(table: Table, tensors: Iterable[Logical], *, copy_unknown: bool = Fals
         of_stack = [entry for entry in _flat(entries) if entry.rule.stack == number]
         if not stack.optional or any(id(entry.rule) in present for entry in of_stack):
             _require_complete(table, number, stack, of_stack, present)
-    tied = {placed(tie.alias, prefixes[tie.stack]): placed(tie.target, prefixes[tie.stack]) for tie in table.tied}
     held = {rule.stack for rule in rules.values()}
+    _require_modules(table, modules, held, set(map(id, rules.values())))
+    tied = {placed(tie.alias, prefixes[tie.stack]): placed(tie.target, prefixes[tie.stack]) for tie in table.tied}
     for share in table.shares:
         if share.stack in held or not table.stacks[share.stack].optional:
             tied |= _shared([placed(name, prefixes[share.stack]) for name in share.names], dims)
     return Matched(rules, dims, tied, tuple(unknown))
+
+
+def _require_modules(
+    table: Table, modules: Sequence[tuple[str, Rule]], stacks: set[int], present: set[int]
+) -> None:
+    """Of every module that is whole as it stands there is something."""
+    for place, rule in modules:
+        due = rule.stack in stacks or not table.stacks[rule.stack].optional
+        if due and not rule.optional and id(rule) not in present:
+            raise DamagedError(
+                f"nothing of the module {place.removesuffix('.')} is among the weights; "
+                "download or copy the checkpoint again"
+            )
 
 
 def _shared(names: Sequence[str], held: Mapping[str, object]) -> dict[str, str]:
@@ -171,7 +190,9 @@ def _best_prefixes(table: Table, templates: set[str]) -> list[tuple[str, str]]:
     """Of every stack the prefix under which most of its rules find a tensor."""
 
     def hits(number: int, prefix: tuple[str, str]) -> int:
-        return sum(rule_template(placed(r.name, prefix)) in templates for r in table.rules if r.stack == number)
+        found = sum(rule_template(placed(r.name, prefix)) in templates for r in table.rules if r.stack == number)
+        places = [rule_template(placed(r.name, prefix)) + "." for r in table.modules if r.stack == number]
+        return found + sum(any(template.startswith(place) for template in templates) for place in places)
 
     return [max(stack.pairs, key=partial(hits, number)) for number, stack in enumerate(table.stacks)]
 

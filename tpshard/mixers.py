@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import NamedTuple
 
+from .blocks import heads_of, norms
 from .config import Config
 from .partition import AnyDim, Dim, Heads, Segment, Units
 from .table import Table
@@ -186,6 +187,22 @@ def kimi_delta_attention(
     t.tensor(f"{at}.dt_bias", wide, role="linear_head")
     t.norm(f"{at}.o_norm", size)
     t.linear(f"{at}.{out}", hidden, wide, role="linear_out")
+
+
+def query_gated_attention(c: Config, t: Table, at: str) -> None:
+    """Attention with a gate beside every query head, rows ``[head][query; gate]``, and a norm on each head.
+
+    It stands between gated delta nets in Qwen3-Next, Qwen3.5 and Qwen4; heads of 256 where the config says nothing.
+
+    Source: transformers ``models/qwen3_next/modeling_qwen3_next.py`` (``Qwen3NextAttention``).
+    """
+    hidden, heads, bias = c.count("hidden_size"), heads_of(c), c.flag("attention_bias", default=False)
+    size = c.head_dim(heads.query_heads, default=256)
+    t.linear(f"{at}.q_proj", heads.query(2 * size), hidden, role="q_gate", bias=bias)
+    t.linear(f"{at}.k_proj", heads.kv(size), hidden, role="k", bias=bias)
+    t.linear(f"{at}.v_proj", heads.kv(size), hidden, role="v", bias=bias)
+    t.linear(f"{at}.o_proj", hidden, heads.query(size), role="o", bias=bias)
+    norms(t, at, ("q_norm", "k_norm"), size)
 
 
 def short_convolution(t: Table, at: str, hidden: int, kernel: int, *, bias: bool = False) -> None:

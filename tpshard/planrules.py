@@ -220,10 +220,13 @@ def _judge_parts(book: _Book, part: Part, members: Sequence[Member]) -> None:
 
 def _judge_shared(book: _Book, part: Part, scopes: dict[str, list[Member]]) -> None:
     """Values of single units outside the layers (one table of position biases for all) follow every layer's units."""
-    shared = scopes.get("", [])
-    if not shared or any(m.role.removesuffix("_bias") not in part.each for m in shared):
-        return
-    del scopes[""]
+    outside = scopes.get("", [])
+    own = _axes(m for m in outside if m.role.removesuffix("_bias") not in part.each)
+    shared = [m for m in outside if m.role.removesuffix("_bias") in part.each and not own & _axes([m])]
+    if len(shared) == len(outside):
+        scopes.pop("", None)
+    elif shared:
+        scopes[""] = [m for m in outside if m not in shared]
     for member in shared:
         met = [found for found in scopes.values() if _axes(found) & _axes([member])]
         said = [f"{member.name} stands alone: no layer's {part.name} has anything along its axis"] if not met else []
@@ -245,8 +248,8 @@ def _layer(name: str) -> str:
 
 
 def _scope(name: str, part: Part) -> str:
-    """The layer of a tensor; for experts that are stored apart, the expert; of a projector, the module of its matrices."""
-    if part.name == "projector":
+    """The layer of a tensor; for experts that are stored apart, the expert; of a pair, the module of its matrices."""
+    if part.name in ("projector", "low rank"):
         return name.rsplit(".", 2)[0]
     if part.name != "experts":
         return _layer(name)

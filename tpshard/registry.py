@@ -8,15 +8,21 @@ define ``USUAL``, by model type the defaults of the config class, which nested c
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from .config import Config
-from .errors import UnsupportedError
+from .errors import UnsupportedError, UsageError
 from .table import Table
+
+_given: ContextVar[ModuleType | None] = ContextVar("given_table", default=None)
 
 
 @lru_cache(maxsize=1)
@@ -82,8 +88,43 @@ def part_of(config: Config, *names: str, model_type: str) -> Config:
     return part.with_usual(**usual)
 
 
+@contextmanager
+def given_table(path: str | os.PathLike[str] | None) -> Iterator[None]:
+    """Inside, the table in this file serves its model types, before those that are installed; None: nothing changes.
+
+    The file is Python that is executed: a user's own word is the only way to here.
+
+    Raises:
+        UsageError: it cannot be read, fails when it is executed, or is no converter.
+    """
+    token = _given.set(None if path is None else _executed(Path(path)))
+    try:
+        yield
+    finally:
+        _given.reset(token)
+
+
+def _executed(path: Path) -> ModuleType:
+    try:
+        code = compile(path.read_bytes(), str(path), "exec")
+    except (OSError, SyntaxError, ValueError) as error:
+        raise UsageError(f"the table {path} cannot be read: {error}") from None
+    module = ModuleType("tpshard_given_table")
+    try:
+        exec(code, module.__dict__)
+    except Exception as error:  # whatever the file does
+        raise UsageError(f"the table {path} fails: {type(error).__name__}: {error}") from None
+    lacking = [name for name in ("FAMILY", "MODEL_TYPES", "table") if not hasattr(module, name)]
+    if lacking:
+        raise UsageError(f"{path} is no table: it defines no {' and no '.join(lacking)}; see converters/README.md")
+    return module
+
+
 def _module(config: Config) -> ModuleType:
     model_type = config.model_type
+    given = _given.get()
+    if given is not None and model_type in given.MODEL_TYPES:
+        return given
     module = _by_model_type().get(model_type)
     if module is None:
         raise UnsupportedError(

@@ -245,7 +245,7 @@ def _adapter_alone(root: Path) -> str:
     told = f", a {kind} of {named!r:.200}" if isinstance(named, str) and named and isinstance(kind, str) else ""
     return (
         f"{shown(root)} holds a PEFT adapter alone ({ADAPTER_CONFIG}{told}) and not the model that it adapts. How it "
-        "is cut follows from its base model: name that with --base BASE (its directory, or a hub id)."
+        "is cut follows from its base model: give that to `tpshard split` with --base BASE (a directory, or a hub id)."
     )
 
 

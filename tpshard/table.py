@@ -157,6 +157,7 @@ class Table:
     tied: list[Tie] = field(default_factory=list)
     choices: list[Choice] = field(default_factory=list)
     shares: list[Shared] = field(default_factory=list)
+    modules: list[Rule] = field(default_factory=list)
     stacks: list[Stack] = field(default_factory=list)
     idle_experts: int = 0
     _block: str = ""
@@ -176,6 +177,14 @@ class Table:
     def whole(self, name: str, *dims: AnyDim | None, why: str, optional: bool = False) -> None:
         """A tensor that every rank holds whole, and why a good engine would keep it so."""
         self.tensor(name, *dims, role="whole", optional=optional, note=f"whole: {why}")
+
+    def whole_module(self, name: str, *, why: str, optional: bool = False) -> None:
+        """All that lies below the module ``name`` and no other rule knows, whatever its names and shapes: whole.
+
+        For parts that run once before or after the model and are no transformer (the convolutions that make
+        tokens of images or sounds), so that every rank runs all of them. At least one tensor must be there.
+        """
+        self.modules.append(Rule(name, (), "whole", optional, self._block, f"whole: {why}", self._stack))
 
     def linear(
         self,
@@ -333,6 +342,7 @@ class Table:
         self.tied += [tie._replace(stack=tie.stack + first) for tie in part.tied]
         self.choices += [choice._replace(stack=choice.stack + first) for choice in part.choices]
         self.shares += [share._replace(stack=share.stack + first) for share in part.shares]
+        self.modules += [rule._replace(stack=rule.stack + first) for rule in part.modules]
 
     @property
     def axes(self) -> tuple[Axis, ...]:

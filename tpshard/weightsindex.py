@@ -69,7 +69,8 @@ def adapter_weights(listing: Listing) -> WeightsSet:
     where = shown(listing.root)
     if ADAPTER_CONFIG not in listing.sizes and ADAPTER_CONFIG not in listing.broken:
         raise UsageError(
-            f"{where} holds no PEFT adapter (no {ADAPTER_CONFIG}): leave --base away, which names an adapter's base"
+            f"{where} holds no PEFT adapter (no {ADAPTER_CONFIG}): give an adapter's directory, or leave --base away "
+            "where it is a model"
         )
     for name, form in _ADAPTERS.items():
         if name in listing.sizes or name in listing.broken:

@@ -21,9 +21,6 @@ from .probe import Probe
 from .products import Lookup, Product, Products
 
 
-MOST_GRADIENTS = 1 << 23  # elements of gradients to hold at a time
-
-
 class Sum(NamedTuple):
     """A product by its parameter, and the dimensions of the parameter that it sums over."""
 
@@ -39,7 +36,6 @@ class Trace:
     seen: dict[Sum, list[torch.Tensor]]
     tables: list[str]
     outputs: torch.Tensor
-    batched: bool = True
     _totals: dict[Sum, torch.Tensor] = field(default_factory=dict)
 
     def channels(self, at: Sum) -> int:
@@ -66,30 +62,9 @@ class Trace:
             total = total + torch.nn.functional.pad(self._sums(at), (0, count - self.channels(at)))
         if not total.requires_grad or not parameters:
             return
-        elements = sum(p.numel() for p in parameters)
-        step = max(1, min(count, MOST_GRADIENTS // elements))
-        for start in range(0, count, step):
-            channels = range(start, min(count, start + step))
-            for channel, found in zip(channels, self._each(total, channels, parameters), strict=True):
-                yield channel, {name: g != 0 for name, g in zip(watched, found, strict=True) if g is not None}
-
-    def _each(
-        self, total: torch.Tensor, channels: range, parameters: Sequence[torch.Tensor]
-    ) -> Iterator[Sequence[torch.Tensor | None]]:
-        if self.batched:
-            try:
-                found = torch.autograd.grad(
-                    total, parameters, torch.eye(len(total), dtype=total.dtype)[channels.start : channels.stop],
-                    retain_graph=True, allow_unused=True, is_grads_batched=True,
-                )  # fmt: skip
-            except RuntimeError:  # an operator of the model cannot be differentiated for many at once
-                self.batched = False
-            else:
-                for n in range(len(channels)):
-                    yield [None if g is None else g[n] for g in found]
-                return
-        for channel in channels:
-            yield torch.autograd.grad(total[channel], parameters, retain_graph=True, allow_unused=True)
+        for channel in range(count):
+            found = torch.autograd.grad(total[channel], parameters, retain_graph=True, allow_unused=True)
+            yield channel, {name: g != 0 for name, g in zip(watched, found, strict=True) if g is not None}
 
     def _sums(self, at: Sum) -> torch.Tensor:
         """A random sum over the tokens for every channel, ``[channels]``."""

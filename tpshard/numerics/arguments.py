@@ -101,6 +101,8 @@ def encoder_states(skeleton: Skeleton, rows: Rows) -> dict[str, Any]:
 def arguments_of(skeleton: Skeleton, rows: Rows) -> dict[str, Any]:
     """Everything that the model's forward needs, positions left to the model.
 
+    A mask is given where positions may be: a row with gaps in its positions is taken for several without one.
+
     Raises:
         UnsupportedError: it takes neither token ids nor anything else that is known here.
     """
@@ -108,7 +110,7 @@ def arguments_of(skeleton: Skeleton, rows: Rows) -> dict[str, Any]:
     inputs: dict[str, Any] = {}
     if "input_ids" in wanted and vocabulary_of(skeleton):
         inputs["input_ids"] = _token_ids(skeleton, rows)
-        if "attention_mask" in wanted:
+        if {"attention_mask", "position_ids"} <= wanted.keys():
             inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     if "decoder_input_ids" in wanted:
         inputs["decoder_input_ids"] = rows.ids(decoder_vocabulary(skeleton), "decoder ids")

@@ -86,6 +86,7 @@ class Judge:
         self.outputs: tuple[torch.Tensor, torch.Tensor] | None = None  # reference's and ranks' free rows
         self.is_causal = False  # whether the model gave logits
         self._visits: dict[str, int] = {}
+        self._lengths: dict[str, set[int]] = {}  # of a point's tensors, along their first dimension
         self._narrowed = False
 
     own_shapes = False  # whether ranks compute in other shapes than the reference
@@ -186,6 +187,10 @@ class Judge:
 
     def _replicated(self, point: Point, tag: str, arrivals: list[Arrival]) -> list[Any]:
         seen, *outs = arrivals[0].values
+        lengths = self._lengths.setdefault(point.path, set())
+        lengths.update(int(v.shape[0]) for v in outs if torch.is_tensor(v) and v.dim())
+        if len(lengths) > 1:  # not rows of the batch: a loop over them calls this, and shows in what comes after
+            return [arrival.values[1:] for arrival in arrivals]
         partial = [self._empty_rows(seen, arrival.values[0]) for arrival in arrivals[1:]]
         if any(mask is not None for mask in partial):
             for rank, (mask, arrival) in enumerate(zip(partial, arrivals[1:], strict=True)):

@@ -18,6 +18,7 @@ from .batch import Batch
 from .coverage import Coverage
 from .lockstep import Group
 from .operands import catch_product
+from .passing import take_off_passed
 from .points import Point
 from .skeleton import Recipe, Skeleton
 from .stores import Part, Store
@@ -172,6 +173,8 @@ class Participant:
                 self._stream_table(path, module)
             else:
                 self._stream_matrix(path, module, compact=point is not None and point.kind == "gather")
+            if point is not None and point.passing and self.number > 1:
+                take_off_passed(module, point.passing)
             if point is not None and point.experts:
                 module.register_forward_pre_hook(self._route, with_kwargs=True)
             if point is not None and point.kind == "needs_sum":

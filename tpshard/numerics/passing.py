@@ -20,13 +20,12 @@ def take_off_passed(module: nn.Module, keys: Sequence[str]) -> None:
 
     def less(*args: Any, **kwargs: Any) -> Any:
         out = forward(*args, **kwargs)
-        held = {key: module._parameters[key] for key in keys}
+        held = module.__dict__["_parameters"]  # by name, also where values are made when they are asked for
+        zeros = {key: torch.zeros((), dtype=out.dtype, device=out.device).expand(held[key].shape) for key in keys}
+        module.__dict__["_parameters"] = {key: zeros[key] if key in zeros else held[key] for key in held}
         try:
-            for key, value in held.items():
-                assert value is not None
-                module._parameters[key] = nn.Parameter(torch.zeros_like(value), requires_grad=False)
             return out - forward(*args, **kwargs)
         finally:
-            module._parameters.update(held)
+            module.__dict__["_parameters"] = held
 
     module.forward = less

@@ -98,6 +98,7 @@ class Skeleton:
         self.aliases = self._aliased()
         self.modules: dict[str, nn.Module] = dict(self.model.named_modules())
         missing = [name for name in self.parameters if name not in self.recipes and name not in self.aliases]
+        missing = [name for name in missing if not self._is_computed(name)]
         if missing:
             more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
             raise self._contradiction(
@@ -177,6 +178,24 @@ class Skeleton:
         """The recipe of a parameter or buffer, through its alias; None for a buffer that is computed."""
         return self.recipes.get(self.aliases.get(parameter, parameter))
 
+    def _is_computed(self, name: str) -> bool:
+        """Give a parameter what the class computes for it (sinusoids that files seldom store); False where it draws it."""
+        path, _, leaf = name.rpartition(".")
+        module, held = self.modules[path], self.parameters[name]
+        made = []
+        for seed in (0, 1):
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                torch.manual_seed(seed)
+                value = torch.full_like(held, float("nan"), device="cpu")
+                module._parameters[leaf] = nn.Parameter(value, requires_grad=False)
+                self._model_of(path)._init_weights(module)
+            made.append(module._parameters[leaf])
+        if torch.equal(made[0], made[1]) and not bool((made[0] == made[0].flatten()[0]).all()):
+            self.parameters[name] = made[0]
+            return True
+        module._parameters[leaf] = held
+        return False
+
     def _fill_buffers(self) -> None:
         """Compute the buffers that no tensor on disk gives, the way transformers does after loading."""
         owners: dict[str, list[str]] = {}
@@ -224,9 +243,10 @@ class Skeleton:
     def move_buffers(self, device: torch.device) -> None:
         """Put the computed buffers where the model is to run."""
         for path, module in self.modules.items():
-            for name, buffer in module._buffers.items():
-                if buffer is not None and (f"{path}.{name}" if path else name) not in self.recipes:
-                    module._buffers[name] = buffer.to(device)
+            for held in (module._buffers, module._parameters):
+                for name, value in held.items():
+                    if value is not None and not value.is_meta and (f"{path}.{name}" if path else name) not in self.recipes:
+                        held[name] = value.to(device)
 
     def install(self, load: Callable[[str], torch.Tensor | None]) -> None:
         """From now on every parameter and stored buffer is what ``load`` gives for its name.

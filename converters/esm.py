@@ -1,0 +1,42 @@
+"""ESM-1b and ESM-2, encoders of proteins: norms before the blocks, a small head that finds contacts in attention maps.
+
+Source: transformers ``models/esm/modeling_esm.py``.
+"""
+
+from __future__ import annotations
+
+from tpshard.blocks import heads_of, vocabulary_of
+from tpshard.config import Config
+from tpshard.encoders import encoder_layer, encoder_of, layer_norms, masked_head, pooler, task_heads
+from tpshard.table import Table
+
+FAMILY = "esm"
+MODEL_TYPES = ("esm",)
+
+
+def table(c: Config) -> Table:
+    vocab, layers = vocabulary_of(c), c.count("num_hidden_layers")
+    e = encoder_of(c, vocab)
+
+    t = Table(layers, prefixes=("esm.", ""))
+    t.embedding("@embeddings.word_embeddings", vocab, e.hidden)
+    positions = "@embeddings.position_embeddings.weight"  # with rotary positions unused, and some files hold it still
+    rotary = c.get("position_embedding_type", default="absolute") == "rotary"
+    t.tensor(positions, c.count("max_position_embeddings"), e.hidden, role="position", optional=rotary)
+    t.tensor("@embeddings.position_ids", 1, None, role="buffer", optional=True)  # files before 2023
+    if c.flag("emb_layer_norm_before", default=False):
+        layer_norms(t, ["@embeddings.layer_norm"], e.hidden)
+    encoder_layer(t, e, norms=("attention.LayerNorm", "LayerNorm"), cross=c.flag("add_cross_attention", default=False))
+    inv_freq = "@encoder.layer.{layer}.attention.self.rotary_embeddings.inv_freq"
+    t.tensor(inv_freq, None, role="buffer", optional=True)  # files of 2022
+    layer_norms(t, ["@encoder.emb_layer_norm_after"], e.hidden)
+    maps = layers * heads_of(c).query_heads
+    t.linear("@contact_head.regression", 1, maps, role="pooler", bias=None, optional=True)
+    pooler(t, e.hidden)
+    tied = c.flag("tie_word_embeddings", default=True)
+    masked_head(
+        t, e.hidden, e.hidden, vocab, at="lm_head", dense="dense", norm="layer_norm",
+        tied_to="@embeddings.word_embeddings.weight" if tied else None,
+    )  # fmt: skip
+    task_heads(t, e.hidden)
+    return t

@@ -1,0 +1,54 @@
+"""T5 and its kin: mT5, UMT5, LongT5, Pop2Piano, and UDOP, which reads pages.
+
+Source: transformers ``models/t5``, ``mt5``, ``umt5``, ``longt5``, ``pop2piano``, ``udop`` (``modeling_*.py``).
+"""
+
+from __future__ import annotations
+
+from tpshard.config import Config
+from tpshard.partition import Heads
+from tpshard.t5stack import RELATIVE, is_gated, t5_mlp, t5_stack, vocabulary
+from tpshard.table import Table
+
+FAMILY = "t5"
+MODEL_TYPES = ("t5", "mt5", "umt5", "longt5", "pop2piano", "udop")
+
+GATED = ("mt5", "umt5", "pop2piano")  # where the config does not say
+UNTIED = ("pop2piano",)
+ENCODERS = {"local": "Local", "transient-global": "TransientGlobal"}  # LongT5
+
+
+def table(c: Config) -> Table:
+    width, kind = c.count("d_model"), c.model_type
+    mlp = t5_mlp(is_gated(c, "gated-gelu" if kind in GATED else "relu"), width)
+    t = Table(0, prefixes=("", "transformer."))
+    vocabulary(c, t, width, tied=kind not in UNTIED)
+    encoder = ENCODERS[c.get("encoder_attention_type", default="local")] if kind == "longt5" else ""
+    sides = [
+        t5_stack(c, t, side, mlp, every_layer=kind == "umt5", kind=encoder if side == "encoder" else "")
+        for side in ("encoder", "decoder")
+    ]
+    if kind == "pop2piano":
+        t.embedding("mel_conditioner.embedding", None, width, role="position")
+    if kind == "udop":
+        _pages(c, t, sides)
+    return t
+
+
+def _pages(c: Config, t: Table, sides: list[Heads]) -> None:
+    """UDOP's patches, places on the page, and biases by how far they are apart, a column a head."""
+    width, buckets = c.count("d_model"), c.count("relative_attention_num_buckets", default=32)
+    size = c.get("patch_size", default=16)
+    patch = (size, size) if isinstance(size, int) else tuple(size)
+    channels, places = c.count("num_channels", default=3), c.count("max_2d_position_embeddings", default=1024)
+    why = "makes vectors of patches, which every rank needs whole"
+    for at, optional in (("patch_embed", False), ("encoder.embed_patches", True), ("decoder.embed_patches", True)):
+        t.whole(f"@{at}.proj.weight", width, channels, *patch, why=why, optional=optional)
+        t.whole(f"@{at}.proj.bias", width, why=why, optional=optional)
+    for side in ("x", "y"):
+        t.embedding(f"@encoder.cell_2d_embedding.{side}_position_embeddings", places, width, role="position")
+    for side, heads in zip(("encoder", "decoder"), sides, strict=True):
+        for number in range(len(c.get("relative_bias_args", default=(1, 2, 3)))):
+            t.tensor(
+                f"@{side}.relative_bias.biases.{number}.{RELATIVE}.weight", buckets, heads.query(1), role="attn_head"
+            )
