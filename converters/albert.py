@@ -8,7 +8,7 @@ from __future__ import annotations
 from tpshard.blocks import attention, vocabulary_of
 from tpshard.config import Config
 from tpshard.encoders import embeddings, encoder_of, layer_norms, masked_head, pooler, task_heads
-from tpshard.table import Table
+from tpshard.table import AFTER_SUM, Table
 
 FAMILY = "albert"
 MODEL_TYPES = ("albert",)
@@ -28,7 +28,7 @@ def table(c: Config) -> Table:
         attention(t, f"{at}.attention", e.q, e.kv, e.hidden, bias=True, out_bias=True, names=names)
         t.linear(f"{at}.ffn", e.ffn, e.hidden, role="up", bias=True)
         t.linear(f"{at}.ffn_output", e.hidden, e.ffn, role="down", bias=True)
-        layer_norms(t, [f"{at}.attention.LayerNorm", f"{at}.full_layer_layer_norm"], e.hidden)
+        layer_norms(t, [f"{at}.attention.LayerNorm", f"{at}.full_layer_layer_norm"], e.hidden, note=AFTER_SUM)
     pooler(t, e.hidden, at="@pooler")
     tied = c.flag("tie_word_embeddings", default=True)
     masked_head(

@@ -7,7 +7,12 @@ Source: transformers ``models/aya_vision/modeling_aya_vision.py``, ``models/cohe
 from __future__ import annotations
 
 from tpshard.composite import (
-    MODEL, include_language, include_tower, input_norm, language_config, projector_channels
+    MODEL,
+    include_language,
+    include_tower,
+    input_norm,
+    language_config,
+    projector_channels,
 )  # fmt: skip
 from tpshard.config import Config
 from tpshard.registry import part_of

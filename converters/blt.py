@@ -84,7 +84,8 @@ def _cross_attention(t: Table, c: Config, at: str, axes: str, *, every: bool) ->
     with t.stack(count, prefixes=(f"model.{at}.", f"{at}.")):
         layer = "@cross_attn_layers.{layer}"
         attention(t, layer, heads.query(size), heads.kv(size), hidden)
-        norms(t, layer, ("q_norm", "k_norm"), hidden)
+        for name in ("q_norm", "k_norm"):
+            t.whole(f"{layer}.{name}.weight", hidden, why="a norm of what comes in, before the matrix")
 
 
 def _heads(c: Config, axes: str, or_whole: bool) -> Heads:

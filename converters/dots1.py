@@ -15,12 +15,18 @@ from tpshard.mixtures import CORRECTION, mixed_layers, mixture, prediction, shar
 from tpshard.table import Table
 
 FAMILY = "dots1"
-MODEL_TYPES = ("dots1", "exaone_moe", "glm4_moe", "mellum", "solar_open")
+USUAL = {
+    "glm4v_moe_text": {"vocab_size": 151424, "hidden_size": 4096, "intermediate_size": 10944, "num_hidden_layers": 46,
+                       "num_attention_heads": 96, "num_key_value_heads": 8, "moe_intermediate_size": 1408,
+                       "n_routed_experts": 128, "attention_bias": True},
+}  # fmt: skip
+MODEL_TYPES = ("dots1", "exaone_moe", "glm4_moe", "mellum", "solar_open", *USUAL)
 EXAONE_CORRECTION = "e_score_correction_bias"
 DEFAULTS = {  # of what released configs leave out: correction, dense layers first, head size
     "dots1": (CORRECTION, 0, None),
     "exaone_moe": (EXAONE_CORRECTION, 1, None),
     "glm4_moe": (CORRECTION, 1, None),
+    "glm4v_moe_text": (CORRECTION, 1, None),
     "mellum": (None, 0, 128),
     "solar_open": (CORRECTION, 0, 128),
 }
@@ -41,7 +47,7 @@ def table(c: Config) -> Table:
         t, f"{layer}.self_attn", heads.query(size), heads.kv(size), hidden,
         bias=bias, out_bias=bias and c.model_type in ("dots1", "mellum"),
     )  # fmt: skip
-    if c.flag("use_qk_norm", default=c.model_type not in ("glm4_moe", "solar_open")):
+    if c.flag("use_qk_norm", default=c.model_type in ("dots1", "exaone_moe", "mellum")):
         norms(t, f"{layer}.self_attn", ("q_norm", "k_norm"), size)
     norms(t, layer, ("input_layernorm", "post_attention_layernorm"), hidden)
     if layers.dense:
@@ -59,4 +65,4 @@ def table(c: Config) -> Table:
 
 def _shared(c: Config) -> int:
     """Shared experts where the config does not say."""
-    return int(c.model_type in ("exaone_moe", "glm4_moe", "solar_open"))
+    return int(c.model_type in ("exaone_moe", "glm4_moe", "glm4v_moe_text", "solar_open"))

@@ -36,7 +36,7 @@ def table(c: Config) -> Table:
     tied = c.flag("tie_word_embeddings", default=True)
     masked_head(
         t, e.hidden, e.hidden, vocab, at="lm_head", dense="dense", norm="layer_norm",
-        tied_to="@embeddings.word_embeddings.weight" if tied else None,
+        tied_to="@embeddings.word_embeddings.weight" if tied else None, bias_after=True,
     )  # fmt: skip
     task_heads(t, e.hidden)
     return t

@@ -13,12 +13,11 @@ from tpshard.partition import Heads, Units
 from tpshard.table import Table
 
 FAMILY = "glm4v_vision"
-MODEL_TYPES = ("glm4v_vision",)
-USUAL = {
-    "glm4v_vision": {"depth": 24, "num_heads": 12, "hidden_size": 1536, "intermediate_size": 13696, "image_size": 336,
-                     "in_channels": 3, "patch_size": 14, "temporal_patch_size": 2, "spatial_merge_size": 2,
-                     "out_hidden_size": 4096},
-}  # fmt: skip
+MODEL_TYPES = ("glm4v_vision", "glm4v_moe_vision")
+_USUAL = {"depth": 24, "num_heads": 12, "hidden_size": 1536, "intermediate_size": 13696, "image_size": 336,
+          "in_channels": 3, "patch_size": 14, "temporal_patch_size": 2, "spatial_merge_size": 2,
+          "out_hidden_size": 4096}  # fmt: skip
+USUAL = dict.fromkeys(MODEL_TYPES, _USUAL)
 
 
 def table(c: Config) -> Table:

@@ -28,7 +28,7 @@ def table(c: Config) -> Table:
     for name in ("H_module", "L_module"):
         with t.stack(layers, prefixes=("model.", "")):
             layer = f"@{name}.layers.{{layer}}"
-            t.linear(f"{layer}.attn.gqkv_proj", each * 4, hidden, role="qkv")
+            t.linear(f"{layer}.attn.gqkv_proj", each * 4, hidden, role="qkv_gate")
             t.linear(f"{layer}.attn.o_proj", hidden, each, role="o")
             fused_mlp(t, f"{layer}.mlp", ffn, hidden)
     return t

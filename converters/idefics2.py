@@ -9,7 +9,12 @@ from __future__ import annotations
 
 from tpshard.blocks import attention, gated_mlp, norms
 from tpshard.composite import (
-    MODEL, include_language, include_tower, language_config, projector_channels, whole_projector
+    MODEL,
+    include_language,
+    include_tower,
+    language_config,
+    projector_channels,
+    whole_projector,
 )  # fmt: skip
 from tpshard.config import Config
 from tpshard.partition import Heads, Units

@@ -45,7 +45,7 @@ def table(c: Config) -> Table:
         _attention(t, c, f"{layer}.attn", heads, size, c.count("rel_extent"))
         for name in "kv":
             t.tensor(f"{layer}.attn.{name}_sconv.static_w", kernel, heads.kv(size), role="attn_head")
-            t.tensor(f"{layer}.attn.{name}_sconv.weight_proj", heads.kv(kernel), hidden, role=name)
+            t.tensor(f"{layer}.attn.{name}_sconv.weight_proj", heads.kv(kernel), hidden, role="attn_head")
         norms(t, layer, ("q_input_norm", "k_input_norm", "v_input_norm"), hidden)
     with t.only(set(range(layers)) - full):
         heads, size = _heads(c, "swa_"), c.count("swa_head_dim")
@@ -73,10 +73,10 @@ def _attention(t: Table, c: Config, at: str, heads: Heads, size: int, extent: in
     t.linear(f"{at}.wq_du", heads.query(size), hidden, role="q")
     t.linear(f"{at}.wk_dv", heads.kv(size), hidden, role="k")
     t.linear(f"{at}.wv_dv", heads.kv(size), hidden, role="v")
-    t.linear(f"{at}.wr_du", heads.query(relative), hidden, role="q")
+    t.linear(f"{at}.wr_du", heads.query(relative), hidden, role="attn_head")
     t.linear(f"{at}.wo_ud", hidden, heads.query(size), role="o")
     t.linear(f"{at}.gate_attn", heads.query(size), hidden, role="attn_gate")
-    t.linear(f"{at}.attn_sink_proj", heads.query(1), hidden, role="attn_gate")
+    t.linear(f"{at}.attn_sink_proj", heads.query(1), hidden, role="attn_head")
     t.tensor(f"{at}.q_l2_clip.scale", heads.query(1), size, role="attn_head")
     t.tensor(f"{at}.rel_l2_clip.scale", heads.query(1), relative, role="attn_head")
     t.whole(f"{at}.rel_logits_proj.proj", relative, extent, why="one table for all heads")

@@ -1,4 +1,4 @@
-"""MiniMax-M3's language model: sparse layers choose blocks of keys by an indexer, experts are Mixtral's or stacked.
+"""MiniMax-M3: sparse layers choose blocks of keys by an indexer, experts are Mixtral's or stacked; CLIP's tower.
 
 The hub's names (``block_sparse_moe``, ``index_q_proj``) and those of transformers, which joins gate and up, both stand.
 Source: transformers ``models/minimax_m3_vl/modeling_minimax_m3_vl.py`` and ``conversion_mapping.py``.
@@ -9,19 +9,69 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tpshard.blocks import (
-    MIXTRAL, attention, channels_of, decoder, expert_channels, experts, fused_mlp, gated_mlp, heads_of, norms,
+    MIXTRAL, attention, channels_of, decoder, expert_channels, experts, fused_mlp, gated_mlp, heads_of, mlp, norms,
 )  # fmt: skip
+from tpshard.composite import MODEL, include_language, include_tower, language_config, projector
 from tpshard.config import Config
 from tpshard.mixtures import layers_where, shared_channels
-from tpshard.partition import Dim
+from tpshard.partition import Dim, Heads
+from tpshard.registry import part_of
 from tpshard.table import Table
 
 FAMILY = "minimax_m3"
-MODEL_TYPES = ("minimax_m3_vl_text",)
+USUAL = {
+    "minimax_m3_vl_text": {"vocab_size": 200064, "hidden_size": 6144, "intermediate_size": 3072, "head_dim": 128,
+                           "num_hidden_layers": 60, "num_attention_heads": 64, "num_key_value_heads": 4,
+                           "num_local_experts": 128, "dense_intermediate_size": 12288, "shared_intermediate_size": 3072},
+    "minimax_m3_vl_vision": {"hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32,
+                             "num_attention_heads": 16, "num_channels": 3, "patch_size": 14, "temporal_patch_size": 2,
+                             "spatial_merge_size": 2},
+}  # fmt: skip
+MODEL_TYPES = ("minimax_m3_vl", *USUAL)
 CHOOSES = "every rank chooses the blocks of keys that its heads see, by index heads that are few"
 
 
 def table(c: Config) -> Table:
+    return {"minimax_m3_vl": _whole, "minimax_m3_vl_text": _text, "minimax_m3_vl_vision": _vision}[c.model_type](c)
+
+
+def _whole(c: Config) -> Table:
+    text = language_config(c, "text_config", model_type="minimax_m3_vl_text")
+    tower = part_of(c, "vision_config", model_type="minimax_m3_vl_vision")
+    hidden, width, seen = text.count("hidden_size"), c.count("projector_hidden_size", default=6144), tower.count("hidden_size")
+    merged = tower.count("spatial_merge_size") ** 2 * hidden
+    t = Table(0, prefixes=MODEL)
+    include_language(t, text)
+    include_tower(t, tower, "vision_tower")
+    projector(t, "@multi_modal_projector", seen, width, hidden)
+    with t.block("merge"):
+        projector(t, "@patch_merge_mlp", merged, width, hidden)
+    with t.block("merge, as transformers names it"):
+        names = ("merge_linear_1", "merge_linear_2")
+        projector(t, "@multi_modal_projector", merged, width, hidden, names=names)
+    t.one_of("merge", "merge, as transformers names it")
+    return t
+
+
+def _vision(c: Config) -> Table:
+    hidden, count, patch = c.count("hidden_size"), c.count("num_attention_heads"), c.count("patch_size")
+    heads, size, channels = Heads("heads", count, count), hidden // count, c.count("num_channels")
+    frames = c.count("temporal_patch_size")
+
+    t = Table(c.count("num_hidden_layers"))
+    t.tensor("@embeddings.patch_embedding.weight", hidden, channels, frames, patch, patch, role="vision")
+    t.norm("@pre_layrnorm", hidden, bias=True)  # spelt so
+    layer = "@encoder.layers.{layer}"
+    attention(
+        t, f"{layer}.self_attn", heads.query(size), heads.kv(size), hidden, bias=True, out_bias=True,
+        names=("q_proj", "k_proj", "v_proj", "out_proj"),
+    )  # fmt: skip
+    mlp(t, f"{layer}.mlp", channels_of(c), hidden)
+    norms(t, layer, ("layer_norm1", "layer_norm2"), hidden, bias=True)
+    return t
+
+
+def _text(c: Config) -> Table:
     hidden, heads = c.count("hidden_size"), heads_of(c, default_kv=4)
     size, count = c.head_dim(heads.query_heads, default=128), c.count("num_local_experts", "num_experts")
     layers = layers_where(c, _marked(c, "mlp_layer_types", "sparse", c.get("moe_layer_freq"), usual=True))

@@ -25,7 +25,8 @@ def table(c: Config) -> Table:
     include_language(t, text)
     include_tower(t, tower, "vision_tower")
     if shield:
-        t.whole("@multi_modal_projector.mm_input_projection_weight", width, hidden, why="a cut would need a gather of all it makes")
+        name = "@multi_modal_projector.mm_input_projection_weight"  # input x output
+        t.whole(name, width, hidden, why="a projector of one matrix: a cut would need a gather of all it makes")
         t.norm("@multi_modal_projector.mm_soft_emb_norm", width)
     else:
         whole_projector(t, "@multi_modal_projector.linear", width, hidden)

@@ -1,69 +1,54 @@
-"""Qwen2-MoE and Qwen3-MoE: dense and expert layers mixed, experts apart or stacked.
+"""Qwen2-MoE and Qwen3-MoE, alone and in Qwen3-VL and Qwen3-Omni: dense and expert layers mixed, experts apart or stacked.
 
-Which layers are dense (``mlp_only_layers``, ``decoder_sparse_step``) the file itself says: every layer
-holds the dense block, or a router and experts.
-Source: transformers ``models/qwen{2,3}_moe/modeling_qwen*_moe.py``.
+Qwen3-VL's first files hold the stacked experts input x output.
+Source: transformers ``models/{qwen2_moe,qwen3_moe,qwen3_vl_moe,qwen3_omni_moe}/modeling_*.py``, ``conversion_mapping.py``.
 """
 
 from __future__ import annotations
 
+from tpshard.blocks import attention, channels_of, decoder, expert_channels, gated_mlp, heads_of, norms
 from tpshard.config import Config
-from tpshard.partition import Heads, Padded, Units
+from tpshard.mixtures import layers_where, mixture, shared_channels
 from tpshard.table import Table
 
 FAMILY = "qwen_moe"
-MODEL_TYPES = ("qwen2_moe", "qwen3_moe")
+USUAL = {
+    "qwen3_vl_moe_text": {"vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24,
+                          "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 128,
+                          "moe_intermediate_size": 1408, "num_experts": 60},
+    "qwen3_omni_moe_text": {"vocab_size": 3584, "hidden_size": 2048, "intermediate_size": 18944, "num_hidden_layers": 28,
+                            "num_attention_heads": 28, "num_key_value_heads": 4, "moe_intermediate_size": 768,
+                            "num_experts": 128},
+}  # fmt: skip
+MODEL_TYPES = ("qwen2_moe", "qwen3_moe", *USUAL)
 
 
 def table(c: Config) -> Table:
     second = c.model_type == "qwen2_moe"
-    hidden, query_heads = c.count("hidden_size"), c.count("num_attention_heads")
-    heads = Heads("heads", query_heads, c.count("num_key_value_heads", default=query_heads))
-    size = c.head_dim(query_heads)
-    q, kv = heads.query(size), heads.kv(size)
-    ffn = Units("ffn", c.count("intermediate_size"), noun="feed-forward channels").each()
-    own = Units("expert_ffn", c.count("moe_intermediate_size"), noun="channels of every expert").each()
-    vocab = Padded("vocab", c.count("vocab_size")).each()
-    experts = c.count("num_experts", "num_local_experts")
-    bias = c.flag("attention_bias", default=False)
-    qkv_bias = c.flag("qkv_bias", default=True) if second else bias
+    hidden, heads, depth = c.count("hidden_size"), heads_of(c), c.count("num_hidden_layers")
+    size, bias = c.head_dim(heads.query_heads), c.flag("attention_bias", default=False)
+    count, step = c.count("num_local_experts", "num_experts"), c.count("decoder_sparse_step", default=1)
+    alone = c.get("mlp_only_layers", default=[])
+    layers = layers_where(c, [at not in alone and not (at + 1) % step for at in range(depth)])
 
-    t = Table(layers=c.count("num_hidden_layers"), experts=experts, prefixes=("model.", ""))
-    t.embedding("@embed_tokens", vocab, hidden)
+    t = decoder(c, experts=count)
     layer = "@layers.{layer}"
-    t.linear(f"{layer}.self_attn.q_proj", q, hidden, role="q", bias=qkv_bias)
-    t.linear(f"{layer}.self_attn.k_proj", kv, hidden, role="k", bias=qkv_bias)
-    t.linear(f"{layer}.self_attn.v_proj", kv, hidden, role="v", bias=qkv_bias)
-    t.linear(f"{layer}.self_attn.o_proj", hidden, q, role="o", bias=bias)
+    attention(
+        t, f"{layer}.self_attn", heads.query(size), heads.kv(size), hidden,
+        bias=c.flag("qkv_bias", default=True) if second else bias, out_bias=bias,
+    )  # fmt: skip
     if not second:
-        t.norm(f"{layer}.self_attn.q_norm", size)
-        t.norm(f"{layer}.self_attn.k_norm", size)
-    with t.block("dense"):
-        t.linear(f"{layer}.mlp.gate_proj", ffn, hidden, role="gate")
-        t.linear(f"{layer}.mlp.up_proj", ffn, hidden, role="up")
-        t.linear(f"{layer}.mlp.down_proj", hidden, ffn, role="down")
-    with t.block("router"):
-        t.linear(f"{layer}.mlp.gate", experts, hidden, role="router")
+        norms(t, f"{layer}.self_attn", ("q_norm", "k_norm"), size)
+    norms(t, layer, ("input_layernorm", "post_attention_layernorm"), hidden)
+    if layers.dense:
+        with t.only(layers.dense):
+            gated_mlp(t, f"{layer}.mlp", channels_of(c), hidden)
+    with t.only(layers.sparse):
+        mixture(
+            t, f"{layer}.mlp", count, expert_channels(c, "moe_intermediate_size"), hidden,
+            shared=shared_channels(c.count("shared_expert_intermediate_size")) if second else None,
+            shared_name="shared_expert", either_way=c.model_type == "qwen3_vl_moe_text",
+        )  # fmt: skip
         if second:
-            width = c.count("shared_expert_intermediate_size")
-            shared = Units("shared_ffn", width, noun="channels of the shared expert").each()
-            t.linear(f"{layer}.mlp.shared_expert.gate_proj", shared, hidden, role="shared_gate")
-            t.linear(f"{layer}.mlp.shared_expert.up_proj", shared, hidden, role="shared_up")
-            t.linear(f"{layer}.mlp.shared_expert.down_proj", hidden, shared, role="shared_down")
             t.linear(f"{layer}.mlp.shared_expert_gate", 1, hidden, role="shared_router")
-    with t.block("experts"):
-        expert = f"{layer}.mlp.experts.{{expert}}"
-        t.linear(f"{expert}.gate_proj", own, hidden, role="expert_gate")
-        t.linear(f"{expert}.up_proj", own, hidden, role="expert_up")
-        t.linear(f"{expert}.down_proj", hidden, own, role="expert_down")
-    with t.block("stacked experts"):
-        t.tensor(f"{layer}.mlp.experts.gate_up_proj", experts, own * 2, hidden, role="expert_gate_up")
-        t.tensor(f"{layer}.mlp.experts.down_proj", experts, hidden, own, role="expert_down")
-    t.one_of("dense", "router")
-    t.one_of("dense", "experts", "stacked experts")
-    t.norm(f"{layer}.input_layernorm", hidden)
-    t.norm(f"{layer}.post_attention_layernorm", hidden)
-    t.norm("@norm", hidden)
-    tied = c.flag("tie_word_embeddings", default=False)
-    t.head("lm_head", vocab, hidden, tied_to="@embed_tokens.weight" if tied else None)
     return t

@@ -6,8 +6,8 @@ Source: transformers ``models/t5``, ``mt5``, ``umt5``, ``longt5``, ``pop2piano``
 from __future__ import annotations
 
 from tpshard.config import Config
-from tpshard.partition import Heads
-from tpshard.t5stack import RELATIVE, is_gated, t5_mlp, t5_stack, vocabulary
+from tpshard.encdec import lacks
+from tpshard.t5stack import RELATIVE, heads_of, is_gated, t5_mlp, t5_stack, vocabulary
 from tpshard.table import Table
 
 FAMILY = "t5"
@@ -24,18 +24,16 @@ def table(c: Config) -> Table:
     t = Table(0, prefixes=("", "transformer."))
     vocabulary(c, t, width, tied=kind not in UNTIED)
     encoder = ENCODERS[c.get("encoder_attention_type", default="local")] if kind == "longt5" else ""
-    sides = [
+    for side in ("encoder", "decoder"):
         t5_stack(c, t, side, mlp, every_layer=kind == "umt5", kind=encoder if side == "encoder" else "")
-        for side in ("encoder", "decoder")
-    ]
     if kind == "pop2piano":
         t.embedding("mel_conditioner.embedding", None, width, role="position")
     if kind == "udop":
-        _pages(c, t, sides)
+        _pages(c, t)
     return t
 
 
-def _pages(c: Config, t: Table, sides: list[Heads]) -> None:
+def _pages(c: Config, t: Table) -> None:
     """UDOP's patches, places on the page, and biases by how far they are apart, a column a head."""
     width, buckets = c.count("d_model"), c.count("relative_attention_num_buckets", default=32)
     size = c.get("patch_size", default=16)
@@ -47,8 +45,10 @@ def _pages(c: Config, t: Table, sides: list[Heads]) -> None:
         t.whole(f"@{at}.proj.bias", width, why=why, optional=optional)
     for side in ("x", "y"):
         t.embedding(f"@encoder.cell_2d_embedding.{side}_position_embeddings", places, width, role="position")
-    for side, heads in zip(("encoder", "decoder"), sides, strict=True):
-        for number in range(len(c.get("relative_bias_args", default=(1, 2, 3)))):
-            t.tensor(
-                f"@{side}.relative_bias.biases.{number}.{RELATIVE}.weight", buckets, heads.query(1), role="attn_head"
-            )
+    tables, first = len(c.get("relative_bias_args", default=(1, 2, 3))), f"@encoder.block.0.layer.0.SelfAttention.{RELATIVE}.weight"
+    for side in ("encoder", "decoder"):
+        for number in range(tables):
+            name = f"@{side}.relative_bias.biases.{number}.{RELATIVE}.weight"
+            lacks_one = number == 0 or side == "decoder" and lacks(c, "decoder")
+            t.tensor(name, buckets, heads_of(c).query(1), role="attn_head", optional=lacks_one)
+        t.tie(f"@{side}.relative_bias.biases.0.{RELATIVE}.weight", first)

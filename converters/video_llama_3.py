@@ -1,4 +1,4 @@
-"""VideoLLaMA 3, PaddleOCR-VL and DeepSeek-VL: SigLIP towers, two matrices, a language model, each with names of its own.
+"""VideoLLaMA 3, PaddleOCR-VL and DeepSeek-VL: SigLIP towers, two matrices, a language model, names of their own.
 
 Source: transformers ``models/{video_llama_3,paddleocr_vl,deepseek_vl}/modeling_*.py``, ``conversion_mapping.py``.
 """
@@ -28,12 +28,12 @@ def table(c: Config) -> Table:
     tower = part_of(Config({"vision_config": named}), "vision_config", model_type=vision)
     hidden, width = text.count("hidden_size"), tower.count("hidden_size")
 
-    t = Table(0, prefixes=("mlp_AR.", "model.projector.", "projector.") if paddle else MODEL)
+    t = Table(0, prefixes=("mlp_AR", "model.projector", "projector") if paddle else MODEL)
     include_language(t, text)
     include_tower(t, tower, "visual" if paddle else "vision_model")
     if paddle:
         joined = tower.count("spatial_merge_size", default=2) ** 2 * width
-        input_norm(t, "@pre_norm", width)
+        input_norm(t, "@.pre_norm", width)
         projector(t, "@", joined, joined, hidden)
     elif c.model_type == "deepseek_vl":
         projector(t, "@aligner", width, hidden, hidden, names=("linear1", "linear2"))

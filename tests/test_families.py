@@ -69,6 +69,14 @@ def test_every_architecture(case: tuple[str, str, str], tmp_path: Path) -> None:
     conforms(case, tmp_path, (1, 2, 3, 4, 5, 8), (2, 3, 8))
 
 
+def test_every_model_type_leads_to_the_table_that_claims_it() -> None:
+    """Also where only the text of the tables is searched for it."""
+    assert registry._by_model_type().keys() == SERVED
+    for model_type, module in registry._by_model_type().items():
+        assert registry._found(model_type) is module
+    assert registry._found("no-such-model") is None
+
+
 def test_every_causal_model_of_transformers_has_a_table() -> None:
     assert [name for name in zoo.architectures("causal") if name not in SERVED] == []
 

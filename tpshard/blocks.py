@@ -159,6 +159,7 @@ def experts(
     names: tuple[str, str, str] = GATED,
     bank: str | None = None,
     also: Sequence[str] = (),
+    either_way: bool = False,
 ) -> None:
     """Routed experts, cut inside every one along its own width, in the forms that released files have.
 
@@ -171,6 +172,7 @@ def experts(
         at: the module of the experts (``...mlp.experts``).
         bank: the module of the stacked ones where it is another.
         also: blocks that a layer may have instead (``"dense"``); given, :meth:`Table.one_of` is said here.
+        either_way: whether some releases store the stacked ones input x output.
     """
     gate, up, down = names
     with t.block("experts"):
@@ -178,8 +180,9 @@ def experts(
         t.linear(f"{at}.{{expert}}.{up}", ffn, hidden, role="expert_up")
         t.linear(f"{at}.{{expert}}.{down}", hidden, ffn, role="expert_down")
     with t.block("stacked experts"):
-        t.tensor(f"{bank or at}.gate_up_proj", count, ffn * 2, hidden, role="expert_gate_up")
-        t.tensor(f"{bank or at}.down_proj", count, hidden, ffn, role="expert_down")
+        first, second = f"{bank or at}.gate_up_proj", f"{bank or at}.down_proj"
+        t.tensor(first, count, ffn * 2, hidden, role="expert_gate_up", either_way=either_way)
+        t.tensor(second, count, hidden, ffn, role="expert_down", either_way=either_way)
     if also:
         t.one_of("experts", "stacked experts", *also)
 

@@ -35,15 +35,16 @@ def encoder_of(c: Config, vocab: Dim) -> Encoder:
     return Encoder(c.count("hidden_size"), heads.query(size), heads.kv(size), ffn, vocab)
 
 
-def layer_norms(t: Table, names: Sequence[str], width: AnyDim, *, optional: bool = False) -> None:
+def layer_norms(t: Table, names: Sequence[str], width: AnyDim, *, optional: bool = False, note: str = "") -> None:
     """Norms with a bias, in the one spelling or the other."""
     with t.block(_NEW):
         for name in names:
-            t.norm(name, width, bias=True, optional=optional)
+            t.tensor(f"{name}.weight", width, role="norm", optional=optional, note=note)
+            t.tensor(f"{name}.bias", width, role="norm_bias", optional=optional, note=note)
     with t.block(_OLD):
         for name in names:
-            t.tensor(f"{name}.gamma", width, role="norm", optional=optional)
-            t.tensor(f"{name}.beta", width, role="norm_bias", optional=optional)
+            t.tensor(f"{name}.gamma", width, role="norm", optional=optional, note=note)
+            t.tensor(f"{name}.beta", width, role="norm_bias", optional=optional, note=note)
     t.one_of(_NEW, _OLD)
 
 
@@ -119,18 +120,23 @@ def masked_head(
     norm: str = "transform.LayerNorm",
     decoder: str = "decoder",
     tied_to: str | None,
+    bias_after: bool = False,
     prefixes: Sequence[Prefix] = ("",),
 ) -> None:
     """A matrix to the width of the embedding, a norm, and the decoder to the vocabulary, with a bias.
 
     The decoder's bias has two names in memory, ``AT.decoder.bias`` and ``AT.bias``; files hold either or both.
-    ``tied_to`` is the embedding, where the decoder is that.
+    With ``bias_after`` the model itself adds ``AT.bias``, to the logits of all ranks. ``tied_to`` is the embedding,
+    where the decoder is that.
     """
     with t.stack(optional=True, prefixes=prefixes):
         t.linear(f"{at}.{dense}", width, hidden, role="head_projection", bias=True)
         layer_norms(t, [f"{at}.{norm}"], width)
         t.tensor(f"{at}.{decoder}.weight", vocab, width, role="head", optional=tied_to is not None)
         t.tensor(f"{at}.{decoder}.bias", vocab, role="head_bias", optional=True)
-        t.tensor(f"{at}.bias", vocab, role="head_bias", optional=True)
+        if bias_after:
+            t.whole(f"{at}.bias", vocab.extent, why="added to the gathered logits")
+        else:
+            t.tensor(f"{at}.bias", vocab, role="head_bias", optional=True)
     if tied_to is not None:
         t.tie(f"{at}.{decoder}.weight", tied_to)

@@ -216,6 +216,11 @@ def _entry(candidates: Sequence[_Entry], numbers: tuple[int, ...]) -> _Entry | N
 
 
 def _checked_dims(rule: Rule, tensor: Logical) -> tuple[Dim, ...]:
+    if rule.either_way:
+        other = (*rule.dims[:-2], *reversed(rule.dims[-2:]))
+        if tensor.shape == tuple(dim.extent if isinstance(dim, Dim) else dim for dim in other):
+            mine = tuple(dim.extent if isinstance(dim, Dim) else dim for dim in rule.dims)
+            rule = rule if tensor.shape == mine else rule._replace(dims=other)
     if len(tensor.shape) != len(rule.dims):
         raise DamagedError(
             f"{short(tensor.name)} has {counted(tensor.shape, 'dimension')} {list(tensor.shape)} where the config "

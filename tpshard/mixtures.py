@@ -74,6 +74,7 @@ def mixture(
     shared_name: str = SHARED,
     bias: bool | None = False,
     names: tuple[str, str, str] = GATED,
+    either_way: bool = False,
 ) -> None:
     """An expert layer's MLP below the module ``at``: router, experts apart or stacked, and the shared MLP.
 
@@ -82,13 +83,14 @@ def mixture(
         router: name of the router's matrix; ``correction`` that of its bias for the choice of experts.
         shared: channels of the MLP that every token takes, below the module ``shared_name``; ``bias`` its bias.
         names: of gate, up and down where experts are stored apart.
+        either_way: whether some releases store the stacked experts input x output.
     """
     t.linear(f"{at}.{router}", count, hidden, role="router")
     if correction is not None:
         t.tensor(f"{at}.{correction}", count, role="router_bias")
     if shared is not None:
         gated_mlp(t, f"{at}.{shared_name}", shared, hidden, bias=bias, part="shared_")
-    experts(t, f"{at}.experts", count, ffn, hidden, names=names)
+    experts(t, f"{at}.experts", count, ffn, hidden, names=names, either_way=either_way)
     t.one_of("experts", "stacked experts")
 
 

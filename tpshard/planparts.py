@@ -12,6 +12,7 @@ from .intervals import PAD
 from .partition import Axis
 from .plancuts import CutDim, Planned, Spans, Stream, spans_text, tiling_fault, unit_noun, units_of
 from .roles import Part
+from .table import AFTER_SUM
 
 Said = tuple["Member", str]
 _MOST_HEADS = 2**16  # on one rank: a guard against hostile manifests, models have at most a few hundred
@@ -170,7 +171,8 @@ def _follows(member: Member, out: Member, axis: Axis, view: str, held: Sequence[
 _KV = ((0, 1), (1, 0), (0, 2), (2, 0))  # twice: pairs of a head of the first half and one of the second
 _PATTERNS: dict[str, tuple[tuple[int, int], ...]] = {  # streams a role may have: (query or unit, kv)
     "q": ((1, 0), (2, 0)), "q_gate": ((1, 0),), "q_b": ((1, 0),), "kv_b": ((1, 0),), "k": _KV, "v": _KV,
-    "kv": ((0, 2), (2, 0)), "qkv": ((1, 2), (3, 0)), "gate": ((1, 0),), "up": ((1, 0),), "gate_up": ((1, 0), (2, 0)),
+    "kv": ((0, 2), (2, 0)), "qkv": ((1, 2), (3, 0)),
+    "qkv_gate": ((2, 2), (4, 0)), "gate": ((1, 0),), "up": ((1, 0),), "gate_up": ((1, 0), (2, 0)),
 }  # fmt: skip
 
 
@@ -306,6 +308,8 @@ def _norms(
     }
     latent = any(m.role in ("q_b", "kv_b") for m in makers)
     for norm in norms:
+        if norm.main is None and norm.tensor.note == AFTER_SUM:
+            continue
         if norm.main is None:
             module = _module(norm.name)
             if not latent and any(module == parent and norm.tensor.shape == (width,) for parent, width in widths):

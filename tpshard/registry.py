@@ -13,7 +13,7 @@ import pkgutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -47,6 +47,26 @@ def _by_model_type() -> dict[str, ModuleType]:
                 raise RuntimeError(f"two tables claim {model_type!r}: {found[model_type].FAMILY}, {module.FAMILY}")
             found[model_type] = module
     return found
+
+
+@cache
+def _found(model_type: str) -> ModuleType | None:
+    """The module that serves a model type; imports no more than those whose text holds the name.
+
+    All of them are more than a hundred, and a conversion needs one or two.
+    """
+    from . import converters
+
+    word = f'"{model_type}"'.encode()
+    for info in pkgutil.iter_modules(converters.__path__):
+        source = Path(getattr(info.module_finder, "path", ""), f"{info.name}.py")
+        if not source.is_file():  # installed without sources
+            return _by_model_type().get(model_type)
+        if word in source.read_bytes():
+            module = importlib.import_module(f"{converters.__name__}.{info.name}")
+            if model_type in getattr(module, "MODEL_TYPES", ()):
+                return module
+    return None
 
 
 def family_of(values: Mapping[str, Any]) -> str:
@@ -125,7 +145,7 @@ def _module(config: Config) -> ModuleType:
     given = _given.get()
     if given is not None and model_type in given.MODEL_TYPES:
         return given
-    module = _by_model_type().get(model_type)
+    module = _found(model_type)
     if module is None:
         raise UnsupportedError(
             f"no table serves model_type {model_type!r}; 'tpshard list families' shows those that do, "

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .blocks import attention, gated_mlp
+from .blocks import attention, channels_of, gated_mlp
 from .config import Config
 from .encdec import is_bare, lacks
-from .partition import Dim, Heads, Padded, Units
+from .partition import Dim, Heads, Padded
 from .table import Table
 
 QKVO = ("q", "k", "v", "o")
@@ -24,15 +24,9 @@ def is_gated(c: Config, usual: str) -> bool:
     return str(c.get("feed_forward_proj", default=usual)).startswith("gated-")
 
 
-def heads_of_side(c: Config, side: str) -> Heads:
-    """The attention heads of the ``encoder`` or the ``decoder``, which are cut apart."""
-    count = c.count("num_heads")
-    return Heads(f"{side}_heads", count, count, noun=f"{side} heads", group_noun=f"{side} kv heads")
-
-
-def channels_of_side(c: Config, side: str) -> Dim:
-    """The feed-forward channels of the ``encoder`` or the ``decoder``."""
-    return Units(f"{side}_ffn", c.count("d_ff"), noun=f"{side} feed-forward channels").each()
+def heads_of(c: Config) -> Heads:
+    """The attention heads, as many in the encoder as in the decoder."""
+    return Heads("heads", c.count("num_heads"), c.count("num_heads"))
 
 
 def vocabulary(c: Config, t: Table, width: int, *, tied: bool) -> None:
@@ -63,15 +57,15 @@ def t5_mlp(gated: bool, width: int, at: str = "DenseReluDense") -> MlpRules:
     return rules
 
 
-def t5_stack(c: Config, t: Table, side: str, mlp: MlpRules, *, every_layer: bool = False, kind: str = "") -> Heads:
-    """The ``encoder`` or the ``decoder``; returns its heads.
+def t5_stack(c: Config, t: Table, side: str, mlp: MlpRules, *, every_layer: bool = False, kind: str = "") -> None:
+    """The ``encoder`` or the ``decoder``.
 
     Args:
         every_layer: whether every layer has a table of relative positions, not the first alone.
         kind: what the encoder's attention is called before ``SelfAttention`` (``Local``).
     """
     width, size = c.count("d_model"), c.count("d_kv")
-    heads, ffn = heads_of_side(c, side), channels_of_side(c, side)
+    heads, ffn = heads_of(c), channels_of(c, "d_ff")
     layers = c.count("num_layers")
     if side == "decoder":
         layers = c.count("num_decoder_layers", default=layers)
@@ -98,4 +92,3 @@ def t5_stack(c: Config, t: Table, side: str, mlp: MlpRules, *, every_layer: bool
         for number in range(last + 1):
             t.norm(f"{block}.{number}.layer_norm", width)
         t.norm(f"@{side}.final_layer_norm", width)
-    return heads

@@ -23,6 +23,7 @@ from .partition import AnyDim, Axis, Dim
 
 ADDED_ONCE = "added once: whole on every rank, the runtime adds it after the sum over ranks"
 NEEDS_SUM = "needs a sum over ranks: the norm spans what is cut"
+AFTER_SUM = "after the sum over ranks: the norm spans the residual stream, which every rank has"
 NEEDS_GATHER = "needs a gather over ranks: what comes next sees all of it"
 PASSES_ON = "some experts only pass their input on: that counts once, whatever number of ranks is summed"
 UNUSED = "unused: the model stores it and takes nothing from it"
@@ -38,7 +39,8 @@ class Rule(NamedTuple):
 
     ``dims`` has one entry a dimension: a :class:`Dim`, a whole number (kept whole, of that length),
     or None (kept whole, of any length). ``stack`` is the number of the rule's :class:`Stack`; with
-    ``layers`` the rule is of those layers alone, and each of them has its tensor.
+    ``layers`` the rule is of those layers alone, and each of them has its tensor. With ``either_way`` releases
+    store the last two dimensions in this order or in the other.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Rule(NamedTuple):
     note: str
     stack: int = 0
     layers: frozenset[int] | None = None
+    either_way: bool = False
 
 
 Prefix: TypeAlias = "str | tuple[str, str]"
@@ -170,9 +173,21 @@ class Table:
 
     # -- rules ------------------------------------------------------------------------------------
 
-    def tensor(self, name: str, *dims: AnyDim | None, role: str, optional: bool = False, note: str = "") -> None:
-        """A tensor with one entry of ``dims`` for each dimension."""
-        self.rules.append(Rule(name, dims, role, optional, self._block, note, self._stack, self._only))
+    def tensor(
+        self,
+        name: str,
+        *dims: AnyDim | None,
+        role: str,
+        optional: bool = False,
+        note: str = "",
+        either_way: bool = False,
+    ) -> None:
+        """A tensor with one entry of ``dims`` for each dimension.
+
+        With ``either_way`` its last two dimensions may be stored in the other order, and the shape says which it is:
+        Qwen3-VL's experts, whose first files are input x output. Where both lengths agree it is the order given here.
+        """
+        self.rules.append(Rule(name, dims, role, optional, self._block, note, self._stack, self._only, either_way))
 
     def whole(self, name: str, *dims: AnyDim | None, why: str, optional: bool = False) -> None:
         """A tensor that every rank holds whole, and why a good engine would keep it so."""

@@ -23,6 +23,7 @@ from tpshard.errors import DamagedError, TpshardError, UnsupportedError
 from tpshard.listing import shown
 
 from .configs import unknown_sizes
+from .promoting import promote_products
 
 
 @dataclass(eq=False)
@@ -91,6 +92,7 @@ class Skeleton:
     ) -> None:
         self.root = root
         self.model, self.attention = _built(root, compute, trust_remote_code)
+        promote_products(self.model)
         state = self.model.state_dict()
         self.recipes: dict[str, Recipe] = {}
         self.extra = self._match(shapes, state)
