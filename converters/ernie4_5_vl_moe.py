@@ -8,10 +8,9 @@ Source: transformers ``models/ernie4_5_vl_moe/modeling_ernie4_5_vl_moe.py`` and 
 from __future__ import annotations
 
 from tpshard.blocks import attention, channels_of, decoder, gated_mlp, heads_of, mlp, norms
-from tpshard.composite import MODEL, include_tower, input_norm, language_config, projector, whole_projector
+from tpshard.composite import MODEL, include_tower, language_config, projector, whole_projector
 from tpshard.config import Config
-from tpshard.errors import DamagedError
-from tpshard.mixtures import layers_where, mixed_layers, shared_channels
+from tpshard.mixtures import mixed_layers, shared_channels
 from tpshard.partition import Heads, Units
 from tpshard.registry import part_of, table_of
 from tpshard.table import Table
@@ -44,7 +43,8 @@ def _whole(c: Config) -> Table:
     at = "@resampler_model"
     for name, into in (("spatial_linear", width), ("temporal_linear", frames * width)):
         projector(t, f"{at}.{name}", into, width, width, names=("0", "2"))
-        t.norm(f"{at}.{name}.3", width, bias=True)
+        for part in ("weight", "bias"):
+            t.whole(f"{at}.{name}.3.{part}", width, why="a norm of all that the two matrices make")
     whole_projector(t, f"{at}.mlp", width, hidden)
     t.norm(f"{at}.after_norm", hidden)
     return t
@@ -68,8 +68,8 @@ def _vision(c: Config) -> Table:
 def _text(c: Config) -> Table:
     hidden, heads = c.count("hidden_size"), heads_of(c, default_kv=4)
     size, bias = c.head_dim(heads.query_heads), c.flag("use_bias", default=False)
-    count, widths = _experts(c), c.listed("moe_intermediate_size", 2)
-    layers = _layers(c)
+    count, widths = c.count("moe_num_experts", "num_experts"), c.listed("moe_intermediate_size", 2)
+    layers = mixed_layers(c, first_dense=1)
 
     t = decoder(c, tied=True)
     layer = "@layers.{layer}"

@@ -29,6 +29,8 @@ USUAL = {
     "qwen2": _QWEN2,
     "qwen2_vl_text": _QWEN2_VL,
     "qwen2_5_vl_text": _QWEN2_VL,
+    "qwen2_5_omni_text": {"vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944,
+                          "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4},
     "qwen3": _QWEN3,
     "qwen3_vl_text": _QWEN3,
 }  # fmt: skip
@@ -38,7 +40,7 @@ MODEL_TYPES = (
 
 # Unless the config says otherwise:
 TIED = ("ernie4_5", "paddleocr_vl_text", "smollm3")
-QKV_BIAS = ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text", "seed_oss")  # the output matrix has none
+QKV_BIAS = ("qwen2", "qwen2_vl_text", "qwen2_5_omni_text", "qwen2_5_vl_text", "seed_oss")  # the output matrix has none
 HEADS_OF_128 = ("ernie4_5", "internlm3", "iquestcoder", "ministral3", "paddleocr_vl_text", "seed_oss")
 
 

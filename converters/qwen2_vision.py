@@ -1,13 +1,13 @@
 """The vision towers of Qwen2-VL, Qwen2.5-VL and EXAONE 4.5, with the merger that leads to the language model.
 
-q, k, v are three blocks of one matrix. Qwen2-VL has LayerNorms and two matrices an MLP, the others RMS norms and
-a biased gate; EXAONE 4.5 has fewer KV heads.
+q, k, v are three blocks of one matrix, in Qwen2.5-Omni three matrices. Qwen2-VL has LayerNorms and two matrices an
+MLP, the others RMS norms and a biased gate; EXAONE 4.5 has fewer KV heads.
 Source: transformers ``models/{qwen2_vl,qwen2_5_vl,exaone4_5}/modeling_*.py``.
 """
 
 from __future__ import annotations
 
-from tpshard.blocks import gated_mlp, mlp, norms
+from tpshard.blocks import attention, gated_mlp, mlp, norms
 from tpshard.composite import input_norm, projector
 from tpshard.config import Config
 from tpshard.partition import Heads, Units
@@ -20,6 +20,7 @@ _USUAL = {"depth": 32, "num_heads": 16, "hidden_size": 3584, "in_channels": 3, "
 USUAL = {
     "qwen2_vl_vision": {**_USUAL, "embed_dim": 1280, "mlp_ratio": 4},
     "qwen2_5_vl_vision": {**_USUAL, "intermediate_size": 3420, "out_hidden_size": 3584},
+    "qwen2_5_omni_vision_encoder": {**_USUAL, "intermediate_size": 3420, "out_hidden_size": 3584},
     "exaone4_5_vision": {**_USUAL, "intermediate_size": 3420, "out_hidden_size": 3584, "num_key_value_heads": 8},
 }
 MODEL_TYPES = tuple(USUAL)
@@ -41,8 +42,12 @@ def table(c: Config) -> Table:
         patch, patch, role="vision",
     )  # fmt: skip
     layer = "@blocks.{layer}"
-    t.linear(f"{layer}.attn.qkv", heads.query(size) + heads.kv(size) * 2, width, role="qkv", bias=True)
-    t.linear(f"{layer}.attn.proj", width, heads.query(size), role="o", bias=True)
+    if c.model_type == "qwen2_5_omni_vision_encoder":
+        attention(t, f"{layer}.attn", heads.query(size), heads.kv(size), width, bias=True, out_bias=True,
+                  names=("q", "k", "v", "proj"))  # fmt: skip
+    else:
+        t.linear(f"{layer}.attn.qkv", heads.query(size) + heads.kv(size) * 2, width, role="qkv", bias=True)
+        t.linear(f"{layer}.attn.proj", width, heads.query(size), role="o", bias=True)
     if first:
         mlp(t, f"{layer}.mlp", ffn, width)
     else:

@@ -15,7 +15,8 @@ from tpshard.partition import Heads, Units
 from tpshard.table import Table
 
 FAMILY = "qwen3_vision"
-_DEEP = ("qwen3_vl_vision", "qwen3_vl_moe_vision", "cohere_compass_vision")
+_OMNI = "qwen3_omni_moe_vision_encoder"
+_DEEP = ("qwen3_vl_vision", "qwen3_vl_moe_vision", _OMNI, "cohere_compass_vision")
 MODEL_TYPES = (*_DEEP, "qwen3_5_vision", "qwen3_5_moe_vision", "qwen4_exp_vision")
 _USUAL = {"depth": 27, "num_heads": 16, "hidden_size": 1152, "intermediate_size": 4304, "in_channels": 3,
           "patch_size": 16, "temporal_patch_size": 2, "spatial_merge_size": 2, "num_position_embeddings": 2304,
@@ -44,12 +45,12 @@ def table(c: Config) -> Table:
     t.linear(f"{layer}.attn.proj", width, heads.query(size), role="o", bias=True)
     mlp(t, f"{layer}.mlp", ffn, width, names=("linear_fc1", "linear_fc2"))
     norms(t, layer, ("norm1", "norm2"), width, bias=True)
-    input_norm(t, "@merger.norm", width)
-    projector(t, "@merger", merged, merged, c.count("out_hidden_size"), names=("linear_fc1", "linear_fc2"))
+    norm, names, more = "norm", ("linear_fc1", "linear_fc2"), "@deepstack_merger_list.{layer}"
+    if c.model_type == _OMNI:
+        norm, names, more = "ln_q", ("mlp.0", "mlp.2"), "@merger_list.{layer}"
+    input_norm(t, f"@merger.{norm}", width)
+    projector(t, "@merger", merged, merged, c.count("out_hidden_size"), names=names)
     with t.stack(len(deep)):
-        input_norm(t, "@deepstack_merger_list.{layer}.norm", merged)
-        projector(
-            t, "@deepstack_merger_list.{layer}", merged, merged, c.count("out_hidden_size"),
-            names=("linear_fc1", "linear_fc2"),
-        )  # fmt: skip
+        input_norm(t, f"{more}.{norm}", merged)
+        projector(t, more, merged, merged, c.count("out_hidden_size"), names=names)
     return t

@@ -48,7 +48,7 @@ def table(c: Config) -> Table:
     for name in ("norm_mlstm", "norm_ffn"):
         t.norm(f"{layer}.{name}", hidden, bias=bias)
     if c.flag("add_out_norm", default=True):
-        t.norm("@out_norm", hidden, bias=bias)
+        t.norm("@out_norm", hidden)
     tied = c.flag("tie_word_embeddings", default=False)
     t.head("lm_head", vocab, hidden, tied_to="@embeddings.weight" if tied else None)
     return t

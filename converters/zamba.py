@@ -1,8 +1,8 @@
 """Zamba 1: Mamba-1 split into heads, and before some layers one transformer block that they all share.
 
 The shared block stands in the files in the first layer that uses it. Attention reads the hidden state and the
-embedding side by side. The rows of ``in_proj`` alternate between x and z; every head has its own ``x_proj``, so the
-mixer is cut by heads.
+embedding side by side. The rows of ``in_proj`` alternate between x and z. Every head has its own ``x_proj``; there are
+two, so it is the channels inside every head that are cut.
 Source: transformers ``models/zamba/modeling_zamba.py``.
 """
 
@@ -56,22 +56,22 @@ def _shared(t: Table, c: Config, at: str, hidden: int) -> None:
 
 def _mixer(t: Table, c: Config, at: str, hidden: int) -> None:
     """Mamba-1's mixer with ``[heads, ...]`` tensors in place of ``x_proj`` and ``dt_proj``."""
-    heads = Units("ssm_heads", c.count("n_mamba_heads", default=2), noun="state-space heads")
-    size = widened(c, "mamba_expand") // heads.count
+    heads = c.count("n_mamba_heads", default=2)
+    channels = Units("ssm_channels", widened(c, "mamba_expand") // heads, noun="channels of a state-space head")
+    one, every = channels.each(), channels.each() * heads
     state, rank = c.count("mamba_d_state", default=16), time_step_rank(c, "mamba_dt_rank")
     bias = c.flag("mamba_proj_bias", default=False)
-    t.linear(f"{at}.in_proj", heads.each(2 * size), hidden, role="ssm_in", bias=bias)
+    t.linear(f"{at}.in_proj", channels.each(2) * heads, hidden, role="ssm_in", bias=bias)
     convolution(
-        t, f"{at}.conv1d", heads.each(size), c.count("mamba_d_conv", default=4), role="ssm_conv",
+        t, f"{at}.conv1d", every, c.count("mamba_d_conv", default=4), role="ssm_conv",
         bias=c.flag("mamba_conv_bias", default=True),
     )  # fmt: skip
-    one = heads.each()
-    t.tensor(f"{at}.x_proj_weight", one, rank + 2 * state, size, role="ssm_head")
-    t.tensor(f"{at}.dt_proj_weight", one, size, rank, role="ssm_head")
-    t.tensor(f"{at}.dt_proj_bias", one, size, role="ssm_head")
-    t.tensor(f"{at}.A_log", one, size, state, role="ssm_head")
-    t.tensor(f"{at}.D", one, size, role="ssm_head")
-    t.linear(f"{at}.out_proj", hidden, heads.each(size), role="ssm_out", bias=bias)
+    t.tensor(f"{at}.x_proj_weight", heads, rank + 2 * state, one, role="ssm_x")
+    t.tensor(f"{at}.dt_proj_weight", heads, one, rank, role="ssm_dt")
+    t.tensor(f"{at}.dt_proj_bias", heads, one, role="ssm_dt_bias")
+    t.tensor(f"{at}.A_log", heads, one, state, role="ssm_head")
+    t.tensor(f"{at}.D", heads, one, role="ssm_head")
+    t.linear(f"{at}.out_proj", hidden, every, role="ssm_out", bias=bias)
 
 
 def _usual(c: Config, layers: int) -> Sequence[str]:

@@ -16,6 +16,7 @@ import zoo
 from zoo.conformance import check
 from zoo.released import released, write_sparse
 
+from tpshard import registry
 from tpshard.registry import families
 from tpshard.survey import plan
 

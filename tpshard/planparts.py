@@ -44,6 +44,11 @@ class Member:
         return self.role.startswith("expert_") and len(self.tensor.shape) == (2 if self.is_bias else 3)
 
     @property
+    def is_grouped(self) -> bool:
+        """Whether the tensor is a convolution of width one, whose groups may each hold a run of units."""
+        return len(self.tensor.shape) == 3 and self.tensor.shape[-1] == 1
+
+    @property
     def main(self) -> CutDim | None:
         """The dimension along the part's own axis."""
         bank = self.bank
@@ -77,7 +82,9 @@ def judge_part(part: Part, members: Sequence[Member], norms: Sequence[Member], t
     # Experts that lie under each other in one matrix repeat the units of their axis, every one in the same way.
     banked = len(out.main.held) if out.role == "expert_down" and len(out.tensor.shape) == 2 else 1
     held = next(iter(out.main.held.values()))
-    if len(out.main.axes) != 1 or len(out.main.held) != banked or any(
+    # Two kinds of attention may share the output matrix, and Zamba's state-space heads are each cut inside.
+    joint = part.name in ("attention", "state space")
+    if len(out.main.axes) != 1 or (len(out.main.held) != banked and not joint) or any(
         stream.view != view or of_stream != held for stream, of_stream in out.main.held.items()
     ):  # fmt: skip
         yield out, f"{out.name} does not take the {unit_noun(axis, view)} of one axis, each once"
@@ -85,7 +92,8 @@ def judge_part(part: Part, members: Sequence[Member], norms: Sequence[Member], t
     fault = tiling_fault(held, axis.views()[view])
     if fault:
         yield out, f"{out.name}: of the {unit_noun(axis, view)}, {fault}; the sum over ranks takes each once"
-    others = [m for m in members if m not in outs and not (m.is_bias and m.role.removesuffix("_bias") in part.outs)]
+    summed = part.outs | part.inner  # their biases are added after the sum
+    others = [m for m in members if m not in outs and not (m.is_bias and m.role.removesuffix("_bias") in summed)]
     others = _together(others)
     ins = [m for m in others if m.role in part.ins]
     for member in others:
@@ -180,7 +188,7 @@ def _counts(ins: Sequence[Member], axis: Axis, view: str, banked: int) -> Iterat
     """A fused matrix holds every stream that its role promises, once for every expert in it: q, k and v, gate and up."""
     for member in ins:
         allowed = _PATTERNS.get(member.role.removeprefix("expert_").removeprefix("shared_"))
-        if allowed is None or member.main is None:
+        if allowed is None or member.main is None or member.is_grouped:
             continue
         streams = [stream for stream in member.main.held if stream.axis == axis]
         found = sum(s.view == view for s in streams), sum(s.view != view for s in streams)
@@ -208,7 +216,9 @@ def _covers(held: Sequence[Spans], count: int) -> str:
 def _sizes(part: Part, ins: Sequence[Member], out: Member, banked: int) -> Iterator[Said]:
     """Head sizes and channel widths agree: q with k, v with o, gate and up with down."""
     taken = next(iter(out.main.sizes.values())) if out.main else 0
-    sizes = {m.role.removeprefix("expert_").removeprefix("shared_"): m for m in ins if m.main is not None}
+    # Where two have one role, the one in two dimensions counts: with three, heads may be a dimension of their own.
+    made = [m for m in sorted(ins, key=lambda m: len(m.tensor.shape) == 2) if m.main is not None and not m.is_grouped]
+    sizes = {m.role.removeprefix("expert_").removeprefix("shared_"): m for m in made}
 
     def of(role: str) -> list[int]:
         found = sizes.get(role)

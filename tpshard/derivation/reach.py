@@ -66,6 +66,17 @@ class Trace:
             found = torch.autograd.grad(total[channel], parameters, retain_graph=True, allow_unused=True)
             yield channel, {name: g != 0 for name, g in zip(watched, found, strict=True) if g is not None}
 
+    def feeding_any(
+        self, chosen: Mapping[Sum, torch.Tensor], watched: Sequence[str]
+    ) -> dict[str, torch.Tensor]:
+        """Which elements feed any of the channels that are chosen of each product (a mask of its channels)."""
+        total = sum((self._sums(at) * mask).sum() for at, mask in chosen.items())
+        if not torch.is_tensor(total) or not total.requires_grad:
+            return {}
+        parameters = [self.probe.parameters[name] for name in watched]
+        found = torch.autograd.grad(total, parameters, retain_graph=True, allow_unused=True)
+        return {name: g != 0 for name, g in zip(watched, found, strict=True) if g is not None}
+
     def _sums(self, at: Sum) -> torch.Tensor:
         """A random sum over the tokens for every channel, ``[channels]``."""
         known = self._totals.get(at)

@@ -148,7 +148,8 @@ def _scanned(
                 others = [d for d in range(here.dim()) if d != dim]
                 table[:, channel] |= here.any(others) if others else here
 
-    for batch in _batches(sums, watched):
+    told = {at for batch in _batches(sums, watched) for at in _coded(trace, disk, batch, watched, out)}
+    for batch in _batches([at for at in sums if at not in told], watched):
         names = sorted({name for at in batch for name in watched[at]})
         for channel, fed in trace.feeding_each(batch, names):
             for at in batch:
@@ -168,6 +169,69 @@ def _scanned(
                 mask &= keep.view(-1, *[1] * (len(shape) - d - 1))
             note(at, channel, at.parameter, mask)
     return out
+
+
+def _coded(
+    trace: Trace,
+    disk: _Disk,
+    batch: list[Sum],
+    watched: Mapping[Sum, list[str]],
+    out: dict[Sum, dict[tuple[str, int], torch.Tensor]],
+) -> list[Sum]:
+    """The products of which each index feeds one channel: which one, told bit by bit of the channel's number.
+
+    An index that feeds two channels feeds both a channel with a bit set and one without, for some bit. Products
+    with such an index are left for a look at every channel by itself.
+    """
+    names = sorted({name for at in batch for name in watched[at]})
+    bits = max(trace.channels(at) - 1 for at in batch).bit_length()
+    sides: list[dict[Sum, dict[tuple[str, int], torch.Tensor]]] = []
+    for bit in range(bits):
+        for side in (0, 1):
+            chosen = {at: ((torch.arange(trace.channels(at)) >> bit) & 1) == side for at in batch}
+            fed = trace.feeding_any(chosen, names)
+            found: dict[Sum, dict[tuple[str, int], torch.Tensor]] = {at: {} for at in batch}
+            for at in batch:
+                for parameter in watched[at]:
+                    for name, here in disk.masks(parameter, fed[parameter]) if parameter in fed else ():
+                        for dim in range(here.dim()):
+                            others = [d for d in range(here.dim()) if d != dim]
+                            reached = here.any(others) if others else here
+                            known = found[at].get((name, dim))
+                            found[at][name, dim] = reached if known is None else known | reached
+            sides.append(found)
+    return [at for at in batch if _told(trace, at, [one[at] for one in sides], out[at])]
+
+
+def _told(
+    trace: Trace,
+    at: Sum,
+    sides: list[dict[tuple[str, int], torch.Tensor]],
+    out: dict[tuple[str, int], torch.Tensor],
+) -> bool:
+    """Note the channel of each index, if every tensor has one dimension whose indices feed one channel each."""
+    count, shapes = trace.channels(at), trace.probe.shapes
+    tables: dict[tuple[str, int], torch.Tensor] = {}
+    for name in {name for side in sides for name, _ in side}:
+        cut = None
+        for dim, length in enumerate(shapes[name]):
+            none = torch.zeros(length, dtype=torch.bool)
+            zeros, ones = ([side.get((name, dim), none) for side in sides[first::2]] for first in (0, 1))
+            reached = torch.stack([*zeros, *ones]).any(0)
+            if not reached.any() or any(bool((a & b).any()) for a, b in zip(zeros, ones, strict=True)):
+                continue
+            channel = sum(b.long() << bit for bit, b in enumerate(ones))
+            table = torch.zeros((length, count), dtype=torch.bool)
+            table[reached.nonzero().flatten(), channel[reached]] = True  # type: ignore[index]
+            cut, tables[name, dim] = dim, table
+            break
+        if cut is None:
+            return False
+        for dim, length in enumerate(shapes[name]):
+            if dim != cut:
+                tables[name, dim] = torch.ones((length, count), dtype=torch.bool)
+    out.update(tables)
+    return True
 
 
 def _batches(sums: list[Sum], watched: Mapping[Sum, list[str]]) -> list[list[Sum]]:

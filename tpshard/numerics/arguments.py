@@ -16,6 +16,7 @@ from torch import nn
 
 from tpshard.errors import UnsupportedError
 
+from .media import images, sounds
 from .skeleton import Skeleton
 
 CROSS = re.compile(r"cross|encoder_attn|encdec|encoder_decoder_attention", re.IGNORECASE)
@@ -107,22 +108,41 @@ def arguments_of(skeleton: Skeleton, rows: Rows) -> dict[str, Any]:
         UnsupportedError: it takes neither token ids nor anything else that is known here.
     """
     model, wanted = skeleton.model, takes(skeleton.model)
+    config, main = model.config, getattr(model, "main_input_name", "input_ids")
     inputs: dict[str, Any] = {}
-    if "input_ids" in wanted and vocabulary_of(skeleton):
+    if main == "input_ids" and "input_ids" in wanted and vocabulary_of(skeleton):
         inputs["input_ids"] = _token_ids(skeleton, rows)
         if {"attention_mask", "position_ids"} <= wanted.keys():
             inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-    if "decoder_input_ids" in wanted:
+    elif main == "pixel_values" or main == "flattened_patches":
+        inputs |= images(config, wanted, rows)
+    else:
+        inputs |= sounds(config, wanted, model, rows)
+    if "decoder_input_ids" in wanted and decoder_vocabulary(skeleton):
         inputs["decoder_input_ids"] = rows.ids(decoder_vocabulary(skeleton), "decoder ids")
-    inputs |= encoder_states(skeleton, rows)
-    if not inputs:
+    inputs |= encoder_states(skeleton, rows) | _beside(wanted, rows)
+    if main not in inputs:
         raise UnsupportedError(
-            f"{type(model).__name__} takes {', '.join(wanted)}, and none of these can be made up here; "
+            f"{type(model).__name__} takes {main}, and config.json has no number that says of what size; "
             "verify by bytes and plan"
         )
     if "use_cache" in wanted:
         inputs["use_cache"] = False
     return inputs
+
+
+def _beside(wanted: Mapping[str, Any], rows: Rows) -> dict[str, torch.Tensor]:
+    """What some models take beside token ids: places on a page, tokens that attend to all others."""
+    out: dict[str, torch.Tensor] = {}
+    if "bbox" in wanted:
+        corners = rows.values("places", rows.tokens, 4).abs().fmod(0.5)
+        corners[..., 2:] += corners[..., :2]  # right and below of the first corner
+        out["bbox"] = corners.clamp(0, 1)
+    if "global_attention_mask" in wanted:
+        mask = torch.zeros(rows.rows, rows.tokens, dtype=torch.long)
+        mask[:, ::4] = 1
+        out["global_attention_mask"] = mask
+    return out
 
 
 def in_dtype(value: Any, compute: torch.dtype) -> Any:

@@ -154,7 +154,8 @@ class Judge:
         if arrival.parts is None:
             return value
         padded = value.shape == reference.shape and arrival.parts.shape[0] != value.shape[-1]
-        for at, index, length in spans(arrival.parts.runs(0)):
+        for at, index, stored in spans(arrival.parts.runs(0)):
+            length = max(0, min(stored, len(owned) - index))  # some models leave off rows that only pad the vocabulary
             copies = torch.arange(length)[owned[index : index + length]]
             if len(copies):
                 places = copies + (index if padded else at)

@@ -2,7 +2,7 @@
 
 Most row-parallel matrices are modules of their own, and their output is what ranks sum. A module that holds
 one directly and goes on with the product (XLNet's attention adds the residual and norms it) has no such output:
-here the product itself is caught.
+here the product itself is caught, of the parameter or of a view of all of it (Zamba's ``x_proj``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-_PRODUCTS = frozenset({torch.einsum, torch.matmul, torch.bmm, torch.Tensor.matmul, nn.functional.linear})
+_PRODUCTS = frozenset(
+    {torch.einsum, torch.matmul, torch.bmm, torch.Tensor.matmul, torch.Tensor.__matmul__, nn.functional.linear,
+     nn.functional.embedding}
+)  # a look-up is one too: of a table in whose module a norm follows
 
 
 def catch_product(module: nn.Module, key: str, after: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -38,4 +41,11 @@ class _Products(TorchFunctionMode):
         if func not in _PRODUCTS:
             return out
         operand = self._module._parameters[self._key]
-        return self._after(out) if any(value is operand for value in args) else out
+        return self._after(out) if any(_is_same(value, operand) for value in args) else out
+
+
+def _is_same(value: Any, operand: Any) -> bool:
+    """Whether an argument is the parameter, or all of it in another shape."""
+    if not torch.is_tensor(value) or not torch.is_tensor(operand):
+        return False
+    return value is operand or (value.data_ptr() == operand.data_ptr() and value.numel() == operand.numel())

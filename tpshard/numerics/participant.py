@@ -232,7 +232,7 @@ class Participant:
             matrix = self.matrix(
                 self.store, part, shape, self.compute, self.tile_bytes, parameter, transposed, gathers, watch
             )
-            y = product(x, matrix, self.coverage)
+            y = product(x.to(self.compute), matrix, self.coverage)  # narrower where the model has it so: see .promoting
             done()
             if bias:
                 added = module.bias

@@ -61,7 +61,6 @@ def base_role(note: Note) -> str:
 def points_of(skeleton: Skeleton, manifest: Manifest) -> dict[str, Point]:
     """The points of a model by module path."""
     model = skeleton.model
-    inputs = model.get_input_embeddings()
     outputs = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     found: dict[str, Point] = {}
     for path, module in skeleton.modules.items():
@@ -79,10 +78,10 @@ def points_of(skeleton: Skeleton, manifest: Manifest) -> dict[str, Point]:
         roles = {base_role(note) for note in notes}
         looked_up = isinstance(module, nn.Embedding)  # as the model uses it: a tied tensor is a table and a head
         multiplied = leaf and (roles & HEAD or (roles & EMBED and isinstance(module, nn.Linear)))
-        if not looked_up and module is not inputs and (module is outputs or multiplied):
+        if not looked_up and (module is outputs or multiplied):
             weight = skeleton.recipe_of(f"{path}.weight")
             found[path] = Point(path, "gather", weight.tensors[0][0] if weight else names[0])
-        elif module is inputs or roles & ROW or (looked_up and roles & HEAD):
+        elif roles & ROW or (looked_up and roles & HEAD):
             operand, passing = _operand(skeleton, manifest, path), _passing(skeleton, manifest, path)
             found[path] = Point(path, "sum", experts=bool(roles & EXPERTS), operand=operand, passing=passing)
         elif any(note.text == NEEDS_GATHER for note in notes):

@@ -6,7 +6,7 @@ in float32. Where everything runs in float64, both meet as they are: the narrowe
 
 from __future__ import annotations
 
-from functools import reduce, wraps
+from functools import reduce
 from typing import Any
 
 import torch
@@ -23,14 +23,18 @@ def promote_products(model: nn.Module) -> None:
     """From now on the model's products take tensors of two precisions, if it keeps modules in float32."""
     if not any(getattr(model, f"_keep_in_fp32_modules{strict}", None) for strict in ("", "_strict")):
         return
-    forward = model.forward
+    model.forward = _Promoted(model.forward)
 
-    @wraps(forward)
-    def promoting(*args: Any, **kwargs: Any) -> Any:
+
+class _Promoted:
+    """A model's forward; a copy of the model copies it along, bound to the copy."""
+
+    def __init__(self, forward: Any) -> None:
+        self.__wrapped__ = forward  # where its signature is looked for
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with _Promoting():
-            return forward(*args, **kwargs)
-
-    model.forward = promoting
+            return self.__wrapped__(*args, **kwargs)
 
 
 class _Promoting(TorchFunctionMode):

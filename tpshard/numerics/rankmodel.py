@@ -184,7 +184,11 @@ def _after_head(point: Point, parts: Mapping[str, Part], manifest: Manifest, exc
         places = [[(index, index, length) for _, index, length in rows] for rows in places]
 
     def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        return gathered(output, exchange, point.path, places, width)
+        if mode == LOCAL or output.shape[-1] == width:
+            return gathered(output, exchange, point.path, places, width)
+        there = output.shape[-1]  # some models leave off rows that only pad the vocabulary
+        kept = [[(at, index, min(n, there - index)) for at, index, n in rows if index < there] for rows in places]
+        return gathered(output, exchange, point.path, kept, there)
 
     return after
 

@@ -23,6 +23,7 @@ from tpshard.errors import DamagedError, TpshardError, UnsupportedError
 from tpshard.listing import shown
 
 from .configs import unknown_sizes
+from .devices import told_cpu
 from .promoting import promote_products
 
 
@@ -341,7 +342,7 @@ def _built(root: Path, compute: torch.dtype, trust_remote_code: bool) -> tuple[A
             raise UnsupportedError(f"{shown(root)}: {cls.__name__} cannot be built: {_short(error)}") from None
         model.eval()
         model.config.use_cache = False
-        return model, attention
+        return told_cpu(model), attention
     raise UnsupportedError(f"{shown(root)}: {cls.__name__} cannot be built: {_short(problem)}")
 
 

@@ -1,0 +1,87 @@
+"""Images and sounds for a model's forward: noise in the shapes that its config gives them.
+
+Patches that come flattened (``image_grid_thw``) and whole images (``pixel_values [rows, channels, height, width]``),
+log-mel frames (``input_features``) and waves (``input_values``); and how many tokens of a text stand for one image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+CHANNELS = ("num_channels", "in_channels", "in_chans")
+MELS = (
+    "num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim", "feature_size", "input_feat_size",
+    "n_mel_bins", "input_dim", "num_mel_channels",
+)  # fmt: skip
+PLACEHOLDERS = ("image_token_id", "image_token_index")
+_WAVE = 3200  # samples: more than the convolutions of wav2vec 2.0 need for a few frames
+_FRAMES = 64
+_PARTS = ("vision_config", "audio_config", "encoder_config", "speech_config", "encoder")
+
+
+def part_of(config: Any, keys: tuple[str, ...]) -> Any:
+    """The part of a config that has one of these numbers: a tower's, else the model's own."""
+    parts = [part for name in _PARTS if (part := getattr(config, name, None)) is not None and not isinstance(part, dict)]
+    return next((part for part in [*parts, config] if any(count_of(part, key) for key in keys)), None)
+
+
+def count_of(config: Any, *keys: str) -> int:
+    """The first of these numbers that a config has; 0 for none."""
+    values = (getattr(config, key, None) for key in keys)
+    return next((v for v in values if isinstance(v, int) and not isinstance(v, bool) and v > 0), 0)
+
+
+def pair_of(config: Any, key: str) -> tuple[int, int]:
+    """Height and width, given as one number or two; (0, 0) where the config has none."""
+    value = getattr(config, key, None)
+    if isinstance(value, int):
+        return value, value
+    if isinstance(value, (list, tuple)) and value and all(isinstance(v, int) for v in value):
+        return int(value[-2] if len(value) > 1 else value[0]), int(value[-1])
+    return 0, 0
+
+
+def images(config: Any, takes: Mapping[str, Any], rows: Any) -> dict[str, torch.Tensor]:
+    """``pixel_values`` for every row, and their grid where patches come flattened; empty where sizes are not known."""
+    vision = getattr(config, "vision_config", None) or getattr(config, "encoder", None) or config
+    channels = count_of(vision, *CHANNELS) or 3
+    if "image_grid_thw" in takes:
+        patch, merge = count_of(vision, "patch_size"), count_of(vision, "spatial_merge_size") or 2
+        if not patch:
+            return {}
+        patches, width = 4 * merge * merge, channels * (count_of(vision, "temporal_patch_size") or 1) * patch * patch
+        pixels = rows.values("image", patches, width).flatten(0, 1)
+        grid = torch.tensor([[1, 2 * merge, 2 * merge]]).repeat(rows.rows, 1)
+        return {"pixel_values": pixels, "image_grid_thw": grid}
+    height, width = pair_of(vision, "image_size")
+    return {"pixel_values": rows.values("image", channels, height, width)} if height else {}
+
+
+def sounds(config: Any, takes: Mapping[str, Any], model: Any, rows: Any) -> dict[str, torch.Tensor]:
+    """``input_features`` (frames of mel bins, in the model's order) or ``input_values`` (a wave) for every row."""
+    if "input_features" in takes:
+        part = part_of(config, MELS)
+        bins = count_of(part, *MELS)
+        if not bins:
+            return {}
+        most = count_of(part, "max_source_positions")
+        if _bins_first(model, bins):
+            return {"input_features": rows.values("sound", bins, 2 * most if most else _FRAMES)}
+        return {"input_features": rows.values("sound", _FRAMES, bins)}
+    if "input_values" in takes:
+        return {"input_values": rows.values("sound", _WAVE)}
+    return {}
+
+
+def _bins_first(model: Any, bins: int) -> bool:
+    """Whether features come as ``[bins, frames]``, as Whisper's do: their first module is a convolution over them."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Conv1d):
+            # Speech2Text turns frames before it convolves them; its class around the convolutions says so.
+            return module.in_channels == bins and not any(
+                "Subsampler" in type(around).__name__ and module in list(around.modules()) for around in model.modules()
+            )
+    return False
