@@ -2,7 +2,7 @@
 
 Full attention may have fewer and larger KV heads and use its keys as values; some sizes have experts beside the MLP.
 Files may store keys and values for the layers that share others'; the model takes nothing from them.
-Source: transformers ``models/gemma4{,_unified}/{modeling,configuration}_gemma4*.py``.
+Source: transformers ``models/{gemma4,gemma4_unified,diffusion_gemma}/{modeling,configuration}_*.py``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ _TEXT = {"vocab_size": 262_144, "hidden_size": 2304, "intermediate_size": 9216, 
 USUAL = {
     "gemma4_text": {**_TEXT, "vocab_size_per_layer_input": 262_144, "hidden_size_per_layer_input": 256},
     "gemma4_unified_text": {**_TEXT, "hidden_size_per_layer_input": 0},
-}
+    "diffusion_gemma_text": {**_TEXT, "hidden_size_per_layer_input": 0, "enable_moe_block": True,
+                             "attention_k_eq_v": True},
+}  # fmt: skip
 MODEL_TYPES = tuple(USUAL)
 FULL, SLIDING = "full_attention", "sliding_attention"
 

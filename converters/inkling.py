@@ -31,7 +31,7 @@ def table(c: Config) -> Table:
     mixed, layer = mixed_layers(c, key="dense_mlp_idx"), "@layers.{layer}"
     full = layers_of(_kinds(c, layers), "hybrid")
 
-    t = Table(layers, prefixes=("model.", "model.language_model.", ""))
+    t = Table(layers, c.count("n_routed_experts", "num_local_experts"), prefixes=("model.", "model.language_model.", ""))
     t.embedding("@embed_tokens", vocab, hidden)
     t.norm("@embed_tokens.embed_norm", hidden)
     t.norm("@norm", hidden)
@@ -59,12 +59,12 @@ def _attention(t: Table, c: Config, at: str, heads: Heads, size: int, extent: in
     for name in "kv":
         t.tensor(f"{at}.{name}_sconv.conv1d.weight", heads.kv(size), 1, kernel, role="attn_head")
     norms(t, at, ("q_norm", "k_norm"), size)
-    t.whole(f"{at}.rel_logits_proj.proj", c.count("d_rel"), extent, why="one table for all heads")
+    t.tensor(f"{at}.rel_logits_proj.proj", c.count("d_rel"), extent, role="inside")  # one table for all heads
 
 
 def _experts(t: Table, c: Config, at: str, hidden: int) -> None:
     count, shared = c.count("n_routed_experts", "num_local_experts"), c.number("n_shared_experts")
-    t.linear(f"{at}.gate", count + (shared if c.flag("shared_expert_sink", default=True) else 0), hidden, role="router")
+    t.linear(f"{at}.gate", count + shared, hidden, role="router")
     t.tensor(f"{at}.{CORRECTION}", count, role="router_bias")
     t.tensor(f"{at}.gate.global_scale", 1, role="buffer")
     experts(t, f"{at}.experts", count, expert_channels(c, "moe_intermediate_size"), hidden)

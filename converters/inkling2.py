@@ -79,7 +79,7 @@ def _attention(t: Table, c: Config, at: str, heads: Heads, size: int, extent: in
     t.linear(f"{at}.attn_sink_proj", heads.query(1), hidden, role="attn_head")
     t.tensor(f"{at}.q_l2_clip.scale", heads.query(1), size, role="attn_head")
     t.tensor(f"{at}.rel_l2_clip.scale", heads.query(1), relative, role="attn_head")
-    t.whole(f"{at}.rel_logits_proj.proj", relative, extent, why="one table for all heads")
+    t.tensor(f"{at}.rel_logits_proj.proj", relative, extent, role="inside")  # one table for all heads
 
 
 def _experts(t: Table, c: Config, at: str, hidden: int) -> None:

@@ -33,7 +33,7 @@ def table(c: Config) -> Table:
     include_language(t, text)
     include_tower(t, tower, "vision_tower")
     words = Padded("visual_vocab", tower.count("vocab_size"), noun="visual words")
-    t.embedding("@visual_embeddings_table", words.each(), text.count("hidden_size"))
+    t.embedding("@visual_embeddings_table", words.each(), c.count("hidden_size", default=text.count("hidden_size")))
     return t
 
 

@@ -6,7 +6,6 @@ Source: transformers ``models/switch_transformers/modeling_switch_transformers.p
 from __future__ import annotations
 
 from tpshard.config import Config
-from tpshard.encdec import sparse_layers
 from tpshard.partition import Dim
 from tpshard.t5stack import MlpRules, t5_stack, vocabulary
 from tpshard.table import Table
@@ -22,8 +21,13 @@ def table(c: Config) -> Table:
         count = c.count(layers, default=12)
         sparse = c.number(f"num_sparse_{side}_layers", default=3)
         step = count // sparse if sparse else count  # as the config class works it out
-        t5_stack(c, t, side, _mlp(c, sparse_layers(count, step), count))
+        t5_stack(c, t, side, _mlp(c, _sparse(count, step), count))
     return t
+
+
+def _sparse(layers: int, step: int) -> frozenset[int]:
+    """Layers with experts, as the model counts them."""
+    return frozenset(n for n in range(layers if step > 0 else 0) if step == 1 or n % step == 1)
 
 
 def _mlp(c: Config, sparse: frozenset[int], layers: int) -> MlpRules:

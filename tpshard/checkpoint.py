@@ -62,14 +62,13 @@ def open_checkpoint(path: str | os.PathLike[str], *, copy_unknown: bool = False)
             :func:`tpshard.matching.match`.
     """
     source = open_source(path)
-    quantised = source.config.get("quantization_config")
-    formats = [] if quantised is None else formats_of(quantised)
+    formats = formats_of(source.config)
     family = family_of(source.config)
     table = table_for(source.config)
     placed = place_source(source)
     tensors = tuple(placed.layout.tensors.values())
     names = [*tensors, *aliased(source, placed.layout)]
-    unpacked = unpack(names, formats)
+    unpacked = unpack(names, formats, table)
     matched, reasons = pack(match(table, unpacked.tensors, copy_unknown=copy_unknown), unpacked)
     require_alike(source, matched)
     warnings = (*source.warnings, *_tie_warnings(matched, source))

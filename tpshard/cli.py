@@ -27,7 +27,9 @@ from .cliparts import (
     options_of,
     say,
     show,
+    table_option,
 )
+from .cliderive import derive
 from .cliverify import judging, run_of, settings_of, verify
 from .errors import NotProvenError, StorageError, TpshardError, UnsupportedError, UsageError
 from .listing import GONE, current_directory_is_gone
@@ -104,6 +106,7 @@ def cli(context: click.Context) -> None:
 
 @cli.command()
 @click.argument("path")
+@table_option
 @_base
 @_unknown
 @json_option
@@ -118,6 +121,7 @@ def inspect(path: str, base: str | None, copy_unknown: bool, as_json: bool) -> N
 @click.argument("path", metavar="SRC")
 @click.option("--tp", "tp_sizes", type=degrees, required=True, help="Degrees: 2,4,8 or 1-9.")
 @click.option("--even", is_flag=True, help="Count only equal ranks as possible.")
+@table_option
 @_base
 @_unknown
 @json_option
@@ -141,6 +145,7 @@ def plan(path: str, tp_sizes: list[int], even: bool, base: str | None, copy_unkn
     "--digest", type=click.Choice(["xxh3_128", "sha256", "none"]), default="xxh3_128", show_default=True,
     help="Digest of every tensor, kept in the manifest.",
 )  # fmt: skip
+@table_option
 @_base
 @_unknown
 @click.option(
@@ -250,6 +255,7 @@ def merge(shards: str, output: str, max_file_size: int | None, as_json: bool, **
 
 
 cli.add_command(verify)
+cli.add_command(derive)
 
 
 @cli.command("list")

@@ -47,6 +47,21 @@ def json_option(function: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="Print the report as JSON on stdout.")(function)
 
 
+def _with_table(context: click.Context, option: click.Parameter, path: str | None) -> None:
+    if path is not None:
+        from .registry import given_table
+
+        context.with_resource(given_table(path))
+
+
+def table_option(function: F) -> F:
+    """The option ``--table``: for the time of the command a table of the user's own serves its model types."""
+    return click.option(
+        "--table", metavar="FILE", expose_value=False, callback=_with_table,
+        help="Cut by the table in this file (derive writes such), which is Python and is executed.",
+    )(function)  # fmt: skip
+
+
 def moving_options(function: F) -> F:
     """Options of everything that moves bytes."""
     for option in reversed(

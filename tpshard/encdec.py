@@ -125,8 +125,3 @@ def vocabulary(c: Config, t: Table, width: int) -> None:
         t.tensor("lm_head.weight", target, width, role="head", optional=is_bare(c))
     why = "one value a word, which the model adds to the gathered logits"
     t.whole("final_logits_bias", 1, target.extent, why=why, optional=True)
-
-
-def sparse_layers(layers: int, step: int) -> frozenset[int]:
-    """Layers with experts where every ``step``-th has some, as Switch Transformers and NLLB-MoE count them."""
-    return frozenset(n for n in range(layers if step > 0 else 0) if step == 1 or n % step == 1)

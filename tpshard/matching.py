@@ -126,6 +126,7 @@ def match(table: Table, tensors: Iterable[Logical], *, copy_unknown: bool = Fals
         if not stack.optional or any(id(entry.rule) in present for entry in of_stack):
             _require_complete(table, number, stack, of_stack, present)
     held = {rule.stack for rule in rules.values()}
+    _require_one_spelling(table, held)
     _require_modules(table, modules, held, set(map(id, rules.values())))
     tied = {placed(tie.alias, prefixes[tie.stack]): placed(tie.target, prefixes[tie.stack]) for tie in table.tied}
     for share in table.shares:
@@ -147,15 +148,27 @@ def _require_modules(
             )
 
 
+def _require_one_spelling(table: Table, held: set[int]) -> None:
+    """Of the stacks that are spellings of one model exactly one is there."""
+    for stacks in table.spellings:
+        found = sorted(held.intersection(stacks))
+        first = [next(rule.name for rule in table.rules if rule.stack == number) for number in found or stacks]
+        if len(found) != 1:
+            state = f"both {' and '.join(first)}, of which" if found else f"none of {', '.join(first)}, and"
+            raise DamagedError(f"the weights hold {state} a model has one; save or download the checkpoint again")
+
+
 def _shared(names: Sequence[str], held: Mapping[str, object]) -> dict[str, str]:
-    """What the names of one tensor that are not held stand for: the first that is."""
+    """The names of one tensor that the model has too, with the first that is held; those of absent parts it has not."""
     first = next((name for name in names if name in held), None)
     if first is None:
         raise DamagedError(
             f"{names[0]} is missing from the weights, and so is every other name that the model has for it "
             f"({', '.join(names[1:])}); download or copy the checkpoint again"
         )
-    return {name: first for name in names if name != first and name not in held}
+    around = {name: name.rsplit(".", 2)[0] + "." if name.count(".") > 1 else "" for name in names}
+    there = {part for part in around.values() if any(name.startswith(part) for name in held)}
+    return {name: first for name in names[1:] if name not in held and around[name] in there}
 
 
 class Known(NamedTuple):

@@ -427,8 +427,11 @@ def partition(dim: Dim, tp_size: int) -> Partition:
                         raise LayoutError(f"axis {axis.name} is cut inside a group of {segment.per} units")
                     first, count = (low - segment.start) // segment.per, -(-(high - low) // segment.per)
                     runs.append(Run(at + first * segment.size, count * segment.size))
-                if pad:
-                    runs.append(Run(PAD, -(-pad // segment.per) * segment.size))
+                if pad:  # a group that is short of units is filled up by padding first
+                    held = max(high - low, 0)
+                    groups = -(-(held + pad) // segment.per) - -(-held // segment.per)
+                    if groups:
+                        runs.append(Run(PAD, groups * segment.size))
         at += segment.length
     return interned(at, tuple(joined(runs) for runs in ranks))
 

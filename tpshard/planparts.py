@@ -333,7 +333,7 @@ def _norms(
 
 def _module(name: str) -> str:
     """The module that holds the tensor's own: ``model.layers.0.self_attn`` of ``...self_attn.q_proj.weight``."""
-    return name.rsplit(".", 2)[0] if name.count(".") > 1 else ""
+    return name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[0]
 
 
 def judge_vocabulary(members: Iterable[Member], tp_size: int) -> Iterator[Said]:

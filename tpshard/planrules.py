@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from .manifest import NAME, Manifest
 from .plancuts import CutDim, Planned, held_twice, hole, planned, read_dim
+from .planblocks import blocks_of
 from .planparts import Member, judge_part, judge_vocabulary
 from .reports import Finding
 from .roles import PARTS, VOCABULARY, WHOLE, Part
@@ -98,10 +99,10 @@ def judge(tensors: Mapping[str, Planned], tp_size: int, aliases: Mapping[str, st
     vocabulary = [m for m in members if m.role.removesuffix("_bias") in VOCABULARY]
     if vocabulary:
         book.parts["vocabulary tables"] += len(vocabulary)
-        book.layers["all_reduce"] += any(m.role == "embed" for m in vocabulary)
-        book.layers["all_gather"] += any(m.role == "head" for m in vocabulary) or any(
-            tensors[to].role == "embed" for to in aliases.values() if to in tensors
-        )
+        tied = [(alias, to) for alias, to in aliases.items() if to in tensors and tensors[to].role in ("embed", "head")]
+        heads = {m.name for m in vocabulary if m.role == "head"} | {a for a, _ in tied if not _is_table(a)}
+        book.layers["all_reduce"] += sum(_look_ups(m.name, tied) for m in vocabulary if m.role == "embed")
+        book.layers["all_gather"] += len(heads)
         for member, message in judge_vocabulary(vocabulary, tp_size):
             book.say(member.name, message)
     for alias, target in aliases.items():
@@ -110,6 +111,16 @@ def judge(tensors: Mapping[str, Planned], tp_size: int, aliases: Mapping[str, st
         elif alias in tensors and tensors[alias].parts != tensors[target].parts:
             book.say(alias, f"{alias} is tied to {target}, but the ranks hold other ranges of it")
     return Judged(book.findings(), book.parts, book.layers, book.unjudged)
+
+
+def _is_table(name: str) -> bool:
+    """Whether a tied tensor is looked up, as transformers calls it (``encoder.embed_tokens``), and is no head."""
+    return "embed" in name
+
+
+def _look_ups(name: str, tied: Sequence[tuple[str, str]]) -> int:
+    """How often the table ``name`` is looked up in a pass: by each of its other names, or by itself."""
+    return sum(to == name and _is_table(alias) for alias, to in tied) or 1
 
 
 class _Book:
@@ -196,26 +207,39 @@ def _judge_parts(book: _Book, part: Part, members: Sequence[Member]) -> None:
     _judge_shared(book, part, scopes)
     known: dict[tuple[object, ...], list[tuple[str, str]]] = {}
     extra = {_layer(m.name) for m in members if m.role.startswith("prediction_")}
-    layers = set()
-    for scope, found in scopes.items():
-        book.parts[f"{part.name} parts"] += 1
-        layers.add(_layer(scope))
-        with_norms = [*found, *norms.get(scope, ())]
-        key = tuple(
-            [(m.name[len(scope) :], m.role, m.tensor.shape, id(m.tensor.dims), id(m.tensor.parts)) for m in with_norms]
-        )
-        if key not in known:
-            known[key] = [
-                (member.name[len(scope) :], message.replace(scope, _HERE) if scope else message)
-                for member, message in judge_part(part, found, norms.get(scope, ()), book.tp_size)
-            ]
-        for rest, message in known[key]:
-            book.say(scope + rest, message.replace(_HERE, scope))
-    book.layers["all_reduce"] += len(layers - extra)  # layers for prediction are not run when a model serves
+    summed: set[object] = set()
+    for scope, of_scope in scopes.items():
+        for number, found in enumerate(blocks_of(part, of_scope)):
+            book.parts[f"{part.name} parts"] += 1
+            layer = _layer(scope)
+            if layer not in extra and any(m.cuts for m in found if m.role in part.outs):
+                summed.add(layer if part.name == "experts" else (scope, number))
+            # layers for prediction are not run when a model serves
+            book.layers["all_reduce"] += sum(m.role in part.inner and layer not in extra for m in found if m.cuts)
+            _judge_block(book, part, scope, found, norms.get(scope, ()), known)
+    book.layers["all_reduce"] += len(summed)
     book.layers["norm_all_reduce"] += sum(
         m.role == "norm" and any(cut.axes and cut.axes[0] in _axes(scopes.get(scope, ())) for _, cut in m.cuts)
         for scope, of_scope in norms.items() for m in of_scope
     )  # fmt: skip
+
+
+def _judge_block(
+    book: _Book, part: Part, scope: str, found: list[Member], norms: Sequence[Member],
+    known: dict[tuple[object, ...], list[tuple[str, str]]],
+) -> None:  # fmt: skip
+    """Judge a block, or say what was found of another that is cut alike."""
+    with_norms = [*found, *norms]
+    key = tuple(
+        [(m.name[len(scope) :], m.role, m.tensor.shape, id(m.tensor.dims), id(m.tensor.parts)) for m in with_norms]
+    )
+    if key not in known:
+        known[key] = [
+            (member.name[len(scope) :], message.replace(scope, _HERE) if scope else message)
+            for member, message in judge_part(part, found, norms, book.tp_size)
+        ]
+    for rest, message in known[key]:
+        book.say(scope + rest, message.replace(_HERE, scope))
 
 
 def _judge_shared(book: _Book, part: Part, scopes: dict[str, list[Member]]) -> None:

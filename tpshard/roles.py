@@ -74,6 +74,7 @@ WHOLE = frozenset(
         "prediction_projection",
         "pooler",
         "vision",
+        "audio",
         "buffer",
         "gathered",  # cut, and what it makes is put together at once (NEEDS_GATHER)
         "inside",  # numbers that all units of a part share, used inside what is cut (an activation's)

@@ -25,6 +25,7 @@ ADDED_ONCE = "added once: whole on every rank, the runtime adds it after the sum
 NEEDS_SUM = "needs a sum over ranks: the norm spans what is cut"
 AFTER_SUM = "after the sum over ranks: the norm spans the residual stream, which every rank has"
 NEEDS_GATHER = "needs a gather over ranks: what comes next sees all of it"
+NORMED_BY = "needs a sum over ranks before it: what it takes is normed, over all that is cut, by "  # a sibling
 PASSES_ON = "some experts only pass their input on: that counts once, whatever number of ranks is summed"
 UNUSED = "unused: the model stores it and takes nothing from it"
 MOST = 2**16  # a guard against hostile configs: matching lists the layers and experts that must be there
@@ -160,6 +161,7 @@ class Table:
     tied: list[Tie] = field(default_factory=list)
     choices: list[Choice] = field(default_factory=list)
     shares: list[Shared] = field(default_factory=list)
+    spellings: list[tuple[int, ...]] = field(default_factory=list)
     modules: list[Rule] = field(default_factory=list)
     stacks: list[Stack] = field(default_factory=list)
     idle_experts: int = 0
@@ -240,7 +242,7 @@ class Table:
         note = NEEDS_SUM if isinstance(width, Dim) else ""
         self.tensor(f"{name}.weight", width, role="norm", optional=optional, note=note)
         if bias is not False:
-            self.tensor(f"{name}.bias", width, role="norm_bias", optional=optional or bias is None)
+            self.tensor(f"{name}.bias", width, role="norm_bias", optional=optional or bias is None, note=note)
 
     def embedding(self, name: str, vocab: AnyDim, width: AnyDim | None, *, role: str = "embed") -> None:
         """``weight [vocab, width]``."""
@@ -315,15 +317,19 @@ class Table:
         extra_layers: int = 0,
         prefixes: Sequence[Prefix] = ("",),
         optional: bool = False,
-    ) -> Iterator[None]:
-        """Rules inside are of a :class:`Stack` of their own."""
+    ) -> Iterator[int]:
+        """Rules inside are of a :class:`Stack` of their own; gives its number."""
         outer = self._stack
         self.stacks.append(Stack(layers, experts, extra_layers, prefixes, optional))
         self._stack = len(self.stacks) - 1
         try:
-            yield
+            yield self._stack
         finally:
             self._stack = outer
+
+    def one_stack_of(self, *stacks: int) -> None:
+        """A checkpoint holds exactly one of these optional stacks: spellings of one model that count layers otherwise."""
+        self.spellings.append(stacks)
 
     def include(
         self, part: Table, *prefixes: Prefix, axes: str = "", or_whole: bool = False, optional: bool = False
@@ -357,6 +363,7 @@ class Table:
         self.tied += [tie._replace(stack=tie.stack + first) for tie in part.tied]
         self.choices += [choice._replace(stack=choice.stack + first) for choice in part.choices]
         self.shares += [share._replace(stack=share.stack + first) for share in part.shares]
+        self.spellings += [tuple(number + first for number in stacks) for stacks in part.spellings]
         self.modules += [rule._replace(stack=rule.stack + first) for rule in part.modules]
 
     @property

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from tpshard.listing import shown
 from tpshard.strictjson import parse_object
 
 from .draft import Draft, Drafter, RuleDraft
+from .noise import experiments
 from .numbers import Numbers, defaults
 from .probe import Probe
 from .proof import Trial, tried
@@ -47,6 +48,7 @@ class Derivation:
     whole: dict[str, str] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     spanning: list[str] = field(default_factory=list)
+    experiments: int = 0
     seconds: float = 0.0
 
     @property
@@ -64,7 +66,8 @@ class Derivation:
         return {
             "source": self.source, "model_type": self.model_type, "class": self.class_name, "proven": self.proven,
             "sharded_fraction": self.fraction, "axes": self.axes, "whole": self.whole, "remarks": self.remarks,
-            "needs_sum": self.spanning, "seconds": round(self.seconds, 2), "table": self.text,
+            "needs_sum": self.spanning, "experiments": self.experiments,
+            "seconds": round(self.seconds, 2), "table": self.text,
             "trials": [vars(trial) for trial in self.trials],
         }  # fmt: skip
 
@@ -110,6 +113,7 @@ class _Found:
     numbers: Numbers
     tied: list[tuple[str, str]]
     differs: bool
+    experiments: int
 
 
 class _Finder:
@@ -117,6 +121,7 @@ class _Finder:
 
     def __init__(self, specimens: Specimens, trust_remote_code: bool, note: Callable[[str], None]) -> None:
         self.specimens, self.trusted, self.note = specimens, trust_remote_code, note
+        self.made = 0
 
     def found(self) -> _Found:
         import transformers
@@ -127,7 +132,13 @@ class _Finder:
             probe = Probe(root, trust_remote_code=self.trusted)
             self.note(f"what feeds what in {type(probe.model).__name__}")
             met = meeting(probe)
-            structures.append(structure(probe, met))
+            one = structure(probe, met)
+            tests = experiments(probe, met, one)
+            self.made += tests.made
+            odd = {n: tests.failed[a.sums] for a in one.axes if a.sums in tests.failed for n in a.tensors}
+            structures.append(
+                replace(one, axes=[a for a in one.axes if a.sums not in tests.failed], odd=one.odd | odd)
+            )
             shapes.append(probe.shapes)
             if origin is None:
                 cls = type(probe.model)
@@ -135,7 +146,7 @@ class _Finder:
                 tied = _tied(probe)
         assert origin is not None
         numbers = Numbers([self.specimens.as_dict(root) for root in self.specimens.roots])
-        return _Found(origin, structures, shapes, numbers, tied, self.specimens.differs)
+        return _Found(origin, structures, shapes, numbers, tied, self.specimens.differs, self.made)
 
 
 def _tied(probe: Probe) -> list[tuple[str, str]]:
@@ -150,10 +161,7 @@ def _tied(probe: Probe) -> list[tuple[str, str]]:
 
 def _drafted(specimens: Specimens, found: _Found, without: frozenset[frozenset[str]]) -> tuple[Draft, str]:
     structures = [
-        Structure(
-            [axis for axis in s.axes if axis.sums not in without], s.vocabulary, s.tables, s.once, s.spanning, s.odd
-        )
-        for s in found.structures
+        replace(s, axes=[axis for axis in s.axes if axis.sums not in without]) for s in found.structures
     ]
     draft = Drafter(structures, found.shapes, found.numbers, found.tied).make()
     for alias, target in found.tied:
@@ -197,6 +205,7 @@ def _prove(
         without |= frozenset(blamed)
     derivation.axes = [f"{a.name}: {a.units.source}" + (f" over {a.groups.source}" if a.groups else "") for a in draft.axes]
     derivation.whole = _left(draft, found) | reasons
+    derivation.experiments = found.experiments
     derivation.remarks = list(dict.fromkeys(draft.remarks))
     derivation.spanning = sorted({unnumbered(name) for name in found.structures[0].spanning})
     if not found.differs:

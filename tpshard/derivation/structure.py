@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 
@@ -30,7 +29,8 @@ class AxisFound:
     """An axis: the products along it, how many units, and how many groups of units that share indices.
 
     ``tensors``: by name on disk the cut dimension and a label for each index: ``("unit", n)``, ``("group", n)``,
-    or ``("whole", 0)``. ``ends``: those of the tensors that are summed over.
+    or ``("whole", 0)``. ``ends``: those of the tensors that are summed over. ``channels``: the unit of every channel
+    of each product, ``group_of``: the group of every unit.
     """
 
     sums: frozenset[str]
@@ -38,14 +38,8 @@ class AxisFound:
     groups: int
     tensors: dict[str, tuple[int, tuple[Label, ...]]] = field(default_factory=dict)
     ends: frozenset[str] = frozenset()
-
-
-class Shares(NamedTuple):
-    """A tensor's dimension: for each index the channels that it feeds, ``[indices, channels]``."""
-
-    tensor: str
-    dim: int
-    fed: torch.Tensor
+    channels: dict[Sum, tuple[int, ...]] = field(default_factory=dict)
+    group_of: tuple[int, ...] = ()
 
 
 @dataclass
@@ -287,7 +281,12 @@ def _axis(
     dims = _cut_dims(tables)
     ends = frozenset(name for at in sums for name, _, _ in disk.parts[at.parameter])
     starts = [sum(counts[:n]) for n in range(len(counts))]
-    indices = [(tables[name, dim], _weight(probe.shapes[name], dim)) for name, dim in dims.items()]
+    alike: dict[bytes, tuple[torch.Tensor, float]] = {}  # tensors of many experts are cut alike
+    for name, dim in dims.items():
+        key = tables[name, dim].numpy().tobytes()
+        fed, before = alike.get(key, (tables[name, dim], 0.0))
+        alike[key] = fed, before + _weight(probe.shapes[name], dim)
+    indices = list(alike.values())
     chosen: tuple[torch.Tensor, torch.Tensor, dict[str, tuple[int, tuple[Label, ...]]], dict[str, str]] | None = None
     for longest in sorted({length for fed, _ in indices for length in _run_lengths(fed, starts)}):
         units = _components(indices, starts, longest)
@@ -303,7 +302,13 @@ def _axis(
         return None, {name: "all its channels hang together" for name in ends}
     units, groups, found, odd = chosen
     sums_found = frozenset(unnumbered(at.parameter) for at in sums)
-    return AxisFound(sums_found, int(units.max()) + 1, int(groups.max()) + 1, found, ends), odd
+    channels = {
+        at: tuple(units[start : start + count].tolist()) for at, start, count in zip(sums, starts, counts, strict=True)
+    }
+    axis = AxisFound(
+        sums_found, int(units.max()) + 1, int(groups.max()) + 1, found, ends, channels, tuple(groups.tolist())
+    )
+    return axis, odd
 
 
 def _weight(shape: tuple[int, ...], dim: int) -> float:
@@ -402,10 +407,8 @@ class _Joined:
 
 def _touched(fed: torch.Tensor, units: torch.Tensor) -> torch.Tensor:
     """Which index feeds which unit, ``[indices, units]``."""
-    out = torch.zeros((fed.shape[0], int(units.max()) + 1), dtype=torch.bool)
-    for unit in range(out.shape[1]):
-        out[:, unit] = fed[:, units == unit].any(1)
-    return out
+    members = torch.nn.functional.one_hot(units, int(units.max()) + 1)
+    return fed.float() @ members.float() > 0
 
 
 def _copies(indices: list[tuple[torch.Tensor, float]], units: torch.Tensor) -> float:
@@ -430,24 +433,34 @@ def _labelled(
     of_group = {
         frozenset((groups == g).nonzero().flatten().tolist()): g for g in range(int(groups.max()) + 1)
     }
+    known: dict[bytes, tuple[Label, ...] | None] = {}
     found, odd = {}, {}
     for name, dim in dims.items():
-        labels: list[Label] = []
-        for row in _touched(tables[name, dim], units):
-            held = frozenset(row.nonzero().flatten().tolist())
-            if not held or len(held) == count:
-                labels.append(WHOLE)
-            elif len(held) == 1:
-                labels.append(("unit", next(iter(held))))
-            elif held in of_group:
-                labels.append(("group", of_group[held]))
-            else:
-                odd[name] = f"its indices along dimension {dim} are shared by units that form no group"
-                break
-        else:
-            if any(label != WHOLE for label in labels):
-                found[name] = (dim, tuple(labels))
+        key = tables[name, dim].numpy().tobytes()
+        if key not in known:
+            known[key] = _labels(_touched(tables[name, dim], units), count, of_group)
+        labels = known[key]
+        if labels is None:
+            odd[name] = f"its indices along dimension {dim} are shared by units that form no group"
+        elif any(label != WHOLE for label in labels):
+            found[name] = (dim, labels)
     return found, odd
+
+
+def _labels(touched: torch.Tensor, count: int, of_group: Mapping[frozenset[int], int]) -> tuple[Label, ...] | None:
+    """A label for every index, from the units that it feeds; None where one feeds units that form no group."""
+    labels: list[Label] = []
+    for row in touched:
+        held = frozenset(row.nonzero().flatten().tolist())
+        if not held or len(held) == count:
+            labels.append(WHOLE)
+        elif len(held) == 1:
+            labels.append(("unit", next(iter(held))))
+        elif held in of_group:
+            labels.append(("group", of_group[held]))
+        else:
+            return None
+    return tuple(labels)
 
 
 def _of_logits(trace: Trace, disk: _Disk) -> dict[str, int]:

@@ -156,7 +156,7 @@ class _Stager:
         longest = longest_sequence(stage.source.root, manifest) or self.tokens  # a twin's table is short
         tokens = min(self.tokens, longest)
         inputs = inputs_for(reference, SEQUENCES, tokens, self.seed)
-        loss_of = Loss(inputs["input_ids"], self.seed)
+        loss_of = Loss(self.seed)
         store = source_store(stage.source)
         try:
             materialise(

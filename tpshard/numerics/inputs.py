@@ -44,13 +44,13 @@ def inputs_of(skeleton: Skeleton, batch: Batch, config: Any, device: torch.devic
         far = torch.linspace(first, longest - 1, batch.tokens - first, dtype=torch.float64).round().long()
         inputs["position_ids"] = torch.cat([torch.arange(first), far]).expand(batch.rows, -1).contiguous()
     compute = next(p.dtype for p in skeleton.parameters.values() if p.is_floating_point())
-    return {key: moved(in_dtype(value, compute), device) for key, value in inputs.items()}
+    return {key: on_device(in_dtype(value, compute), device) for key, value in inputs.items()}
 
 
-def moved(value: Any, device: torch.device) -> Any:
+def on_device(value: Any, device: torch.device) -> Any:
     """An argument with its tensors on the device."""
     if isinstance(value, tuple):
-        return tuple(moved(part, device) for part in value)
+        return tuple(on_device(part, device) for part in value)
     return value.to(device) if torch.is_tensor(value) else value
 
 

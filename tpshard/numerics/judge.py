@@ -172,7 +172,7 @@ class Judge:
             owned = torch.zeros(reference.shape[-1], dtype=torch.bool)
             for rank, arrival in enumerate(arrivals[1:]):
                 value = arrival.values[number]
-                runs = spans(arrival.parts.runs(0)) if arrival.parts is not None else []
+                runs = spans(arrival.parts.runs(-1)) if arrival.parts is not None else []
                 index = torch.cat([torch.arange(i, i + n) for _, i, n in runs]) if runs else torch.arange(0)
                 self._compare(point, value[..., index], reference[..., index], kind="gather", rank=rank)
                 first = index[~owned[index]]
@@ -217,21 +217,18 @@ class Judge:
         return results
 
     def _end(self, arrivals: list[Arrival]) -> list[Any]:
-        reference = arrivals[0].values[0]
         self.is_causal = arrivals[0].kind == "logits"
-        shares = self.batch.parts(reference)
-        point = Point(arrivals[0].kind if arrivals[0].kind == "logits" else "last_hidden_state", "logits")
-        for rank, arrival in enumerate(arrivals[1:]):
-            found = arrival.values[0]
-            if found.shape != reference.shape:
-                self.add(point, "logits", rank, math.inf, None, math.inf, self._gate(point, None), "another shape")
-                continue
-            if shares is None:
+        for number, reference in enumerate(arrivals[0].values):
+            name = ("logits" if self.is_causal else "last_hidden_state") if not number else f"output {number}"
+            point, shares = Point(name, "logits"), self.batch.parts(reference)
+            for rank, arrival in enumerate(arrivals[1:]):
+                found = arrival.values[number] if number < len(arrival.values) else None
+                if found is None or found.shape != reference.shape:
+                    self.add(point, "logits", rank, math.inf, None, math.inf, self._gate(point, None), "another shape")
+                    continue
                 self._compare(point, found, reference, kind="logits", rank=rank, keep=True)
-                continue
-            self._compare(point, found, reference, kind="logits", rank=rank, keep=True)
-            if rank == 0:
-                self.outputs = reference[shares.main].clone(), found[shares.free].clone()
+                if rank == number == 0 and shares is not None:
+                    self.outputs = reference[shares.main].clone(), found[shares.free].clone()
         self._narrowed = False
         return [None] * len(arrivals)
 

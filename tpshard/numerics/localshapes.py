@@ -18,7 +18,7 @@ from torch import nn
 from tpshard.errors import UnsupportedError
 from tpshard.manifest import Manifest
 from tpshard.partition import Axis
-from tpshard.table import NEEDS_GATHER, NEEDS_SUM
+from tpshard.table import NEEDS_GATHER, NEEDS_SUM, NORMED_BY
 
 from .points import base_role
 from .skeleton import Skeleton
@@ -89,7 +89,7 @@ def localise(skeleton: Skeleton, manifest: Manifest, rank: int) -> list[str]:
         UnsupportedError: a tensor needs more than local shapes: a norm over what is cut, or a state-space mixer.
     """
     for name, note in manifest.notes.items():
-        if note.text in (NEEDS_SUM, NEEDS_GATHER):
+        if note.text in (NEEDS_SUM, NEEDS_GATHER) or note.text.startswith(NORMED_BY):
             raise UnsupportedError(f"{name} {note.text}, so a rank cannot be run on its own shapes alone")
         if base_role(note) in STATE_SPACE:
             raise UnsupportedError(f"{name} belongs to a state-space mixer, which is run zero-padded")

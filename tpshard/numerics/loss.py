@@ -10,25 +10,27 @@ import torch
 
 from .arguments import arguments_of, in_dtype
 from .participant import Casts
+from .results import results_of
 from .skeleton import Skeleton
 
 
 class Loss:
     """Cross entropy with random labels where a model gives logits, else a random weighting of the hidden states."""
 
-    def __init__(self, ids: torch.Tensor, seed: int) -> None:
-        self._ids, self._seed = ids, seed
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
 
     def __call__(self, outputs: Any) -> torch.Tensor:
         generator = torch.Generator().manual_seed(self._seed + 2)
-        logits = getattr(outputs, "logits", None)
-        if logits is None:
-            hidden = outputs[0]
+        found = results_of(outputs)
+        if not found.are_logits:
+            hidden = found.main
             weights = torch.randn(hidden.shape, generator=generator, dtype=torch.float32).to(hidden)
             pooled = getattr(outputs, "pooler_output", None)
             loss = (hidden * weights).sum() / hidden.shape[-1]
             return loss if pooled is None else loss + pooled.square().mean()
-        labels = torch.randint(0, logits.shape[-1], self._ids.shape, generator=generator).to(logits.device)
+        logits = found.main
+        labels = torch.randint(0, logits.shape[-1], logits.shape[:-1], generator=generator).to(logits.device)
         return torch.nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten())
 
 

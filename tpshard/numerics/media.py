@@ -61,7 +61,7 @@ def images(config: Any, takes: Mapping[str, Any], rows: Any) -> dict[str, torch.
 
 
 def sounds(config: Any, takes: Mapping[str, Any], model: Any, rows: Any) -> dict[str, torch.Tensor]:
-    """``input_features`` (frames of mel bins, in the model's order) or ``input_values`` (a wave) for every row."""
+    """``input_features`` (frames of mel bins, in the model's order) or ``input_values`` (a wave, or a spectrogram) for every row."""
     if "input_features" in takes:
         part = part_of(config, MELS)
         bins = count_of(part, *MELS)
@@ -72,6 +72,9 @@ def sounds(config: Any, takes: Mapping[str, Any], model: Any, rows: Any) -> dict
             return {"input_features": rows.values("sound", bins, 2 * most if most else _FRAMES)}
         return {"input_features": rows.values("sound", _FRAMES, bins)}
     if "input_values" in takes:
+        bins, longest = count_of(config, *MELS), count_of(config, "max_length")
+        if bins and longest and not any(isinstance(m, torch.nn.Conv1d) for m in model.modules()):
+            return {"input_values": rows.values("sound", longest, bins)}  # a spectrogram, in patches
         return {"input_values": rows.values("sound", _WAVE)}
     return {}
 

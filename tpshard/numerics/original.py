@@ -19,6 +19,7 @@ from tpshard.manifest import Manifest
 
 from .metrics import logit_metrics
 from .points import Point, points_of
+from .results import results_of
 from .skeleton import Skeleton
 
 SEVERAL = 4.0  # times the noise that one other order shows is what any order may show
@@ -46,16 +47,18 @@ def outputs_of(skeleton: Skeleton, inputs: Mapping[str, Any]) -> tuple[torch.Ten
     """Logits, or the last hidden states where the model has none, and whether they are logits."""
     with torch.no_grad():
         outputs = skeleton.model(**inputs)
-    logits = getattr(outputs, "logits", None)
-    return (outputs[0], False) if logits is None else (logits, True)
+    found = results_of(outputs)
+    return found.main, found.are_logits
 
 
-def generated(skeleton: Skeleton, prompt: torch.Tensor, new_tokens: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+def generated(
+    skeleton: Skeleton, prompt: torch.Tensor | None, new_tokens: int
+) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Greedy tokens with the model's own cache, ``[new_tokens]``, and each step's logits; None without a decoder."""
     from transformers import GenerationConfig
 
     model = skeleton.model
-    if not model.can_generate():
+    if prompt is None or not model.can_generate():
         return None
     config = GenerationConfig(
         max_new_tokens=new_tokens, min_new_tokens=new_tokens, do_sample=False, num_beams=1, use_cache=True,
@@ -63,11 +66,11 @@ def generated(skeleton: Skeleton, prompt: torch.Tensor, new_tokens: int) -> tupl
     )  # fmt: skip
     with torch.no_grad():
         out = model.generate(prompt, generation_config=config, attention_mask=torch.ones_like(prompt))
-    return out.sequences[0, prompt.shape[1] :].cpu(), torch.stack([row[0] for row in out.logits]).cpu()
+    return out.sequences[0, -new_tokens:].cpu(), torch.stack([row[0] for row in out.logits]).cpu()
 
 
 def run_original(
-    skeleton: Skeleton, manifest: Manifest, inputs: Mapping[str, Any], prompt: torch.Tensor, new_tokens: int
+    skeleton: Skeleton, manifest: Manifest, inputs: Mapping[str, Any], prompt: torch.Tensor | None, new_tokens: int
 ) -> Expected:
     """Run the original and measure its noise; the skeleton has its parameters."""
     outputs, are_logits = outputs_of(skeleton, inputs)

@@ -20,6 +20,7 @@ from .lockstep import Group
 from .operands import catch_product
 from .passing import take_off_passed
 from .points import Point
+from .results import results_of
 from .skeleton import Recipe, Skeleton
 from .stores import Part, Store
 from .streamed import StreamedMatrix, product
@@ -73,6 +74,7 @@ class Participant:
         self._banks: dict[str, list[Recipe] | None] = {}
         self._find_banks()
         self._running = False
+        self._gathered: set[str] = set()  # points of that kind that were passed
         self._casts = Casts(compute) if number == 0 else None
         self._place()
 
@@ -283,6 +285,9 @@ class Participant:
     def _after(self, point: Point) -> Any:
         def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
             self._drop()
+            if point.fallback and any(path.startswith(f"{point.path}.") for path in self._gathered):
+                return None
+            self._gathered |= {point.path} if point.kind == "gather" else set()
             many = isinstance(output, tuple)
             values = list(output) if many else [output]
             part = None
@@ -323,9 +328,9 @@ class Participant:
         finally:
             self._running = False
             self._drop()
-        logits = getattr(outputs, "logits", None)
-        hidden = outputs[0] if logits is None else logits
-        return Arrival("logits" if logits is not None else "hidden", [hidden.detach()], self._narrowed())
+        found = results_of(outputs)
+        values: list[Any] = [value.detach() for value in (found.main, *found.others)]
+        return Arrival("logits" if found.are_logits else "hidden", values, self._narrowed())
 
     def _narrowed(self) -> bool:
         return self._casts is not None and self._casts.take()

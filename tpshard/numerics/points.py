@@ -20,7 +20,7 @@ from torch import nn
 
 from tpshard.manifest import Manifest, Note
 from tpshard.roles import COLUMN, EMBED, EXPERTS, HEAD, INSIDE, PREDICTION, ROW
-from tpshard.table import ADDED_ONCE, NEEDS_GATHER, NEEDS_SUM, PASSES_ON
+from tpshard.table import ADDED_ONCE, NEEDS_GATHER, NEEDS_SUM, NORMED_BY, PASSES_ON
 
 from .skeleton import Skeleton
 
@@ -30,9 +30,10 @@ class Point:
     """A module at which the participants meet.
 
     ``tensor`` is the tensor on disk whose first dimension says which outputs a rank holds (``gather``)
-    or which inputs (``needs_sum``); "" for other kinds. ``operand`` is the module's own parameter whose product is
+    or, the last, which inputs (``needs_sum``); "" for other kinds. ``operand`` is the module's own parameter whose product is
     summed, where that is not its output (see :mod:`.operands`). ``passing`` are parameters of experts beside which
-    others pass their input on (see :mod:`.passing`).
+    others pass their input on (see :mod:`.passing`). A ``fallback`` is a point only where none below it was passed: a
+    head that multiplies with its children's matrices itself.
     """
 
     path: str
@@ -41,6 +42,7 @@ class Point:
     experts: bool = False
     operand: str = ""
     passing: tuple[str, ...] = ()
+    fallback: bool = False
 
     @property
     def block(self) -> str:
@@ -84,13 +86,19 @@ def points_of(skeleton: Skeleton, manifest: Manifest) -> dict[str, Point]:
         elif roles & ROW or (looked_up and roles & HEAD):
             operand, passing = _operand(skeleton, manifest, path), _passing(skeleton, manifest, path)
             found[path] = Point(path, "sum", experts=bool(roles & EXPERTS), operand=operand, passing=passing)
+            for name, note in zip(names, notes, strict=True):
+                if note.text.startswith(NORMED_BY):  # a norm without weights stands before, beside this module
+                    before = f"{path.rpartition('.')[0]}.{note.text.removeprefix(NORMED_BY)}"
+                    found[before] = Point(before, "needs_sum", name)
         elif any(note.text == NEEDS_GATHER for note in notes):
             marked = next(name for name, note in zip(names, notes, strict=True) if note.text == NEEDS_GATHER)
             found[path] = Point(path, "gather", marked)
         elif any(note.text == NEEDS_SUM for note in notes):
             marked = next(name for name, note in zip(names, notes, strict=True) if note.text == NEEDS_SUM)
             found[path] = Point(path, "needs_sum", marked)
-        elif not roles & (COLUMN | PREDICTION | HEAD | INSIDE) and leaf:
+        elif roles & HEAD and not leaf:
+            found[path] = Point(path, "gather", names[0], fallback=True)
+        elif not roles & (COLUMN | PREDICTION | HEAD | INSIDE) and roles != {"buffer"} and leaf:
             found[path] = Point(path, "replicated")
     return found
 

@@ -2,10 +2,15 @@
 
 Such a model widens what comes into a router or a convolution to float32 and multiplies it with weights that it keeps
 in float32. Where everything runs in float64, both meet as they are: the narrower is widened.
+
+Others make constants in torch's default dtype, and the least float64 is no float32 (XGLM's mask): where a model runs
+in float64, that is the default.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import reduce
 from typing import Any
 
@@ -24,6 +29,18 @@ def promote_products(model: nn.Module) -> None:
     if not any(getattr(model, f"_keep_in_fp32_modules{strict}", None) for strict in ("", "_strict")):
         return
     model.forward = _Promoted(model.forward)
+
+
+@contextmanager
+def float64_by_default(compute: torch.dtype) -> Iterator[None]:
+    """Where a model runs in float64, the tensors that it makes without a dtype are float64 as well."""
+    usual = torch.get_default_dtype()
+    if compute == torch.float64:
+        torch.set_default_dtype(compute)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(usual)
 
 
 class _Promoted:

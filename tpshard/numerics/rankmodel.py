@@ -94,6 +94,7 @@ def connect(
     skeleton.model.register_forward_pre_hook(lambda m, a: entries.clear())  # a pass begins: the one before is over
     for path, module in skeleton.modules.items():
         point = points.get(path)
+        point = None if point is not None and point.fallback else point
         roles = _roles(skeleton, manifest, path, module)
         if point is not None and point.kind == "needs_sum":
             module.register_forward_pre_hook(_before_norm(point, parts[point.tensor], exchange))
@@ -195,8 +196,8 @@ def _after_head(point: Point, parts: Mapping[str, Part], manifest: Manifest, exc
 
 def _before_norm(point: Point, part: Part, exchange: Exchange) -> Any:
     """Assemble a norm's inputs over the ranks, each index from the first rank that has it."""
-    mask = torch.zeros(part.full_shape[0])
-    runs = part.cut.dims[0].ranks
+    mask = torch.zeros(part.full_shape[-1])
+    runs = part.cut.dims[-1].ranks
     for _, index, length in spans(runs[part.rank]):
         mask[index : index + length] = 1
     for rank in range(part.rank):

@@ -30,6 +30,7 @@ from .memory import Scratch
 from .metrics import logit_metrics, perplexity
 from .participant import Participant
 from .points import added_once, met_as, points_of, replicated
+from .promoting import float64_by_default
 from .skeleton import Skeleton
 from .stores import TILE_BYTES, native_dtype, rank_store, source_store
 from .ways import LOCAL
@@ -201,7 +202,8 @@ class LockstepRun:
             for number, (skeleton, store) in enumerate(zip(self.skeletons, self.stores, strict=True))
         ]  # fmt: skip
         try:
-            group.run([lambda p=p: p.run(self.inputs) for p in participants])  # type: ignore[misc]
+            with float64_by_default(terms.dtype):
+                group.run([lambda p=p: p.run(self.inputs) for p in participants])  # type: ignore[misc]
         except OutOfStepError as error:
             message = (
                 f"ranks and original do not run the same modules: {error}; the config.json of the shards is not the "

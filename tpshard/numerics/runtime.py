@@ -26,7 +26,7 @@ from tpshard.verdicts import FAILED, PASSED, SOURCE_NAN, LevelVerdict, Measure, 
 
 from .configs import longest_sequence, require_positions
 from .forward import device_of, require_same_tensors
-from .inputs import expert_counts
+from .inputs import expert_counts, on_device
 from .localshapes import localise
 from .loss import inputs_for
 from .memory import peak_bytes
@@ -163,10 +163,15 @@ def run_rank(place: Place, store: Any, task: dict[str, Any]) -> LevelVerdict:
         return out
 
 
-def _inputs(skeleton: Skeleton, task: Mapping[str, Any], device: torch.device) -> tuple[dict[str, Any], torch.Tensor]:
+def _inputs(
+    skeleton: Skeleton, task: Mapping[str, Any], device: torch.device
+) -> tuple[dict[str, Any], torch.Tensor | None]:
+    """Arguments of the forward, and the prompt to go on from: None where the model goes on from more than token ids."""
     inputs = inputs_for(skeleton, SEQUENCES, task["tokens"], task["seed"])
-    inputs = {key: value.to(device) if torch.is_tensor(value) else value for key, value in inputs.items()}
-    return inputs, inputs["input_ids"][:1]
+    inputs = {key: on_device(value, device) for key, value in inputs.items()}
+    ids = inputs.get("input_ids")
+    alone = not {"encoder_hidden_states", "encoder_outputs", "pixel_values"} & inputs.keys()
+    return inputs, ids[:1] if alone and ids is not None and len(ids) == SEQUENCES else None
 
 
 def _original(place: Place, task: Mapping[str, Any]) -> Expected | list[str]:
@@ -277,7 +282,7 @@ class _Rank:
 
     def _compare_text(self, verdict: LevelVerdict, made: Any, expected: Expected) -> None:
         if made is None or expected.new_ids is None or expected.step_logits is None:
-            verdict.notes.append("nothing was generated: the model has no decoder, or no new tokens were asked for")
+            verdict.notes.append("nothing was generated: no new tokens were asked for, or the model does not make them from token ids alone")
             return
         ids, logits = made
         same = int((ids == expected.new_ids).long().cumprod(0).sum())

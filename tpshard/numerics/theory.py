@@ -24,6 +24,8 @@ def theoretical(skeleton: Skeleton, manifest: Manifest, points: Mapping[str, Poi
     sums = gathers = entries = norms = 0
     for path, point in points.items():
         module = skeleton.modules[path]
+        if point.fallback:
+            continue
         if point.kind == "gather":
             gathers += 1
             entries += 1

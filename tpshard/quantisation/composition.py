@@ -1,17 +1,15 @@
-"""Cuts what a quantisation method stores, by the family's own table.
+"""After matching: cuts what a quantisation method stores, by the family's own table.
 
-Before matching, the tensors that stand for a matrix are replaced by the matrix itself, in name and shape: the
-family's table then speaks of it as ever, and misses or refuses what it would without quantisation. After it, each
-of the tensors gets the matrix's dimensions at its own ratio, and axes that carry groups, blocks or packed integers
-get a step: so many units stay together on every rank. The weight, its scales and its zero points are one cut.
+Each of the tensors that stand for a matrix gets the matrix's dimensions at its own ratio, and axes that carry groups,
+blocks or packed integers get a step: so many units stay together on every rank. The weight, its scales and its zero
+points are one cut.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from fractions import Fraction
-from math import lcm
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from math import gcd, lcm
 from typing import NamedTuple
 
 from tpshard.errors import DamagedError, UnsupportedError, short
@@ -19,23 +17,13 @@ from tpshard.matching import Logical, Matched
 from tpshard.partition import Axis, Dim, Heads, Padded, Segment, Units, replicated
 from tpshard.table import Rule
 
-from .formats import Form, Format, Member, Of
+from .caches import cache_rules
+from .formats import IN, OUT, Entry, Flat, Member, Of, Parts
+from .unpacking import Packed, Unpacked, form_of, implied, unpack
 
-
-class Packed(NamedTuple):
-    """The tensors that stand for one matrix."""
-
-    format: Format
-    weight: Logical
-    members: Mapping[str, tuple[Member, Logical]]  # by name
-
-
-@dataclass(frozen=True)
-class Unpacked:
-    """A checkpoint's tensors with every quantised matrix in place of what stands for it."""
-
-    tensors: tuple[Logical, ...]
-    packed: Mapping[str, Packed]  # by the matrix's name
+__all__ = ["pack", "unpack"]
+Whole = Mapping[int, Dim]
+"""The dimensions of a matrix by what they are: ``OUT``, ``IN``, ``BANK``."""
 
 
 class Demand(NamedTuple):
@@ -52,68 +40,6 @@ class Demand(NamedTuple):
         return f"{self.tensor} ({self.length:,} indices in {groups:,} groups of {self.per:,} that stay whole)"
 
 
-# -- before matching ---------------------------------------------------------------------------------
-
-
-def unpack(tensors: Sequence[Logical], formats: Sequence[Format]) -> Unpacked:
-    """Put every matrix in place of the tensors that stand for it.
-
-    Raises:
-        DamagedError: a tensor of a format lacks another that belongs to it, or has no shape that the format can have.
-    """
-    by_name = {tensor.name: tensor for tensor in tensors}
-    packed: dict[str, Packed] = {}
-    taken: dict[str, str] = {}  # member -> matrix
-    for tensor in tensors:
-        for fmt in formats:
-            stem = _stem(tensor, fmt)
-            if stem is None:
-                continue
-            shape = fmt.shape(tensor.shape)
-            if shape is None:
-                continue
-            weight = Logical(stem + fmt.weight, tensor.dtype, shape)
-            members = _members(stem, fmt, by_name)
-            packed[weight.name] = Packed(fmt, weight, members)
-            taken |= dict.fromkeys(members, weight.name)
-            break
-    out: list[Logical] = []
-    placed: set[str] = set()
-    for tensor in tensors:
-        matrix = taken.get(tensor.name)
-        if matrix is None:
-            out.append(tensor)
-        elif matrix not in placed:
-            placed.add(matrix)
-            out.append(packed[matrix].weight)
-    return Unpacked(tuple(out), packed)
-
-
-def _stem(tensor: Logical, fmt: Format) -> str | None:
-    """What comes before the suffix of the format's first member, None where the tensor is none of it."""
-    first = fmt.members[0]
-    if not tensor.name.endswith(first.suffix) or (fmt.dtypes and tensor.dtype not in fmt.dtypes):
-        return None
-    return tensor.name.removesuffix(first.suffix)
-
-
-def _members(stem: str, fmt: Format, by_name: Mapping[str, Logical]) -> dict[str, tuple[Member, Logical]]:
-    found = {}
-    for member in fmt.members:
-        tensor = by_name.get(stem + member.suffix)
-        if tensor is not None:
-            found[tensor.name] = member, tensor
-        elif not member.optional:
-            raise DamagedError(
-                f"{stem}{fmt.members[0].suffix} is {fmt.name}, and {stem}{member.suffix}, which belongs to it, is "
-                "missing from the weights; download or copy the checkpoint again"
-            )
-    return found
-
-
-# -- after matching ----------------------------------------------------------------------------------
-
-
 def pack(matched: Matched, unpacked: Unpacked) -> tuple[Matched, dict[Axis, str]]:
     """The rules and dimensions of the stored tensors, and for every axis what demands its step, for messages.
 
@@ -125,90 +51,129 @@ def pack(matched: Matched, unpacked: Unpacked) -> tuple[Matched, dict[Axis, str]
     demands: dict[tuple[Axis, str], Demand] = {}
     known: dict[tuple[int, int, tuple[int, ...]], tuple[Rule, tuple[Dim, ...]]] = {}
     for name, packed in unpacked.packed.items():
-        rule, whole = rules.pop(name, None), dims.pop(name)
+        rule, of_matrix = rules.pop(name, None), dims.pop(name)
+        whole = dict(zip(packed.order, of_matrix, strict=True))
         for member, tensor in packed.members.values():
-            key = id(whole), id(member), tensor.shape
+            key = id(of_matrix), id(member), tensor.shape
             if key not in known:
-                of_member = _dims(member, tensor, whole, packed)
-                own = _rule(rule, member, tensor, of_member)
-                known[key] = own, tuple(dim for dim, _ in of_member)
+                of_member = _dims(member, tensor, whole, packed, rule)
+                own = tuple(dim for dim, _ in of_member)
+                known[key] = _rule(rule, member, tensor, own, whole), own
                 for dim, entry in of_member:
-                    _collect(demands, dim, entry, tensor)
-            own, cut = known[key]
+                    _collect(demands, dim, entry, tensor, whole)
+            of_tensor, cut = known[key]
             dims[tensor.name] = cut
             if rule is not None:
-                rules[tensor.name] = own
+                rules[tensor.name] = of_tensor
+    for name, (of_scale, cut) in cache_rules(unpacked.caches, dims).items():
+        rules[name], dims[name] = of_scale, cut
     stepped, reasons = _stepped(demands)
     return replace(matched, rules=rules, dims=_with(dims, stepped)), reasons
 
 
-def _rule(rule: Rule | None, member: Member, tensor: Logical, dims: Sequence[tuple[Dim, object]]) -> Rule:
-    """The rule of a member: the matrix's, under a role that says which part of it this is."""
-    role = f"{rule.role}:{member.kind}" if rule is not None else "unknown"
-    lengths = tuple(dim for dim, _ in dims)
-    return Rule(tensor.name, lengths, role, member.optional, rule.block if rule is not None else "", member.note)
+def _rule(rule: Rule | None, member: Member, tensor: Logical, dims: tuple[Dim, ...], whole: Whole) -> Rule:
+    """The rule of a member: the matrix's, under a role that says which part of it this is.
+
+    What has the matrix's own shape and indices keeps its role.
+    """
+    role, block, note = ("unknown", "", "") if rule is None else (rule.role, rule.block, rule.note)
+    if member.kind != "values":
+        role = f"{role}:{member.kind}"
+    if any(whole[dim].axes for dim in member.noted if dim in whole):
+        note = member.note or note
+    return Rule(tensor.name, dims, role, member.optional, block, note)
 
 
 def _dims(
-    member: Member, tensor: Logical, whole: Sequence[Dim], packed: Packed
-) -> list[tuple[Dim, Of | int | None]]:
+    member: Member, tensor: Logical, whole: Whole, packed: Packed, rule: Rule | None
+) -> list[tuple[Dim, Entry]]:
     """The member's dimensions by the first of its forms that fits."""
-    for form in member.forms:
-        if len(form) == len(tensor.shape) and _implied(form, packed.weight.shape, tensor.shape) == tensor.shape:
-            return [
-                (_scaled(whole[entry.dim], entry, tensor.name) if isinstance(entry, Of) else replicated(length), entry)
-                for entry, length in zip(form, tensor.shape, strict=True)
-            ]
-    form = next((form for form in member.forms if len(form) == len(tensor.shape)), member.forms[0])
-    implied = list(_implied(form, packed.weight.shape, tensor.shape))
-    raise DamagedError(
-        f"{short(tensor.name)} has the shape {list(tensor.shape)}, where {packed.format.name} of a matrix "
-        f"{list(packed.weight.shape)} implies {implied}; config.json and the weights are not of one model"
-    )
+    form = form_of(member, tensor, packed, rule)
+    if form is None:
+        near = next((form for form in member.forms if len(form) == len(tensor.shape)), member.forms[0])
+        stored = [*tensor.shape, *[1] * len(near)][: len(near)]
+        expected = implied(near, packed.lengths, stored, rule, packed.order) or ()
+        shape = [packed.lengths[dim] for dim in packed.format.dims]
+        raise DamagedError(
+            f"{short(tensor.name)} has the shape {list(tensor.shape)}, where {packed.format.name} of a matrix "
+            f"{shape} implies {list(expected)}; config.json and the weights are not of one model"
+        )
+    out: list[tuple[Dim, Entry]] = []
+    for entry, length in zip(form, tensor.shape, strict=True):
+        dim = _of_entry(entry, length, whole, tensor.name)
+        if dim.extent != length:
+            raise UnsupportedError(
+                f"{short(tensor.name)} has {length:,} indices where whole groups would have {dim.extent:,}: its last "
+                "group ends inside a head; this cannot be cut. Use the checkpoint in its original precision"
+            )
+        out.append((dim, entry))
+    return out
 
 
-def _implied(form: Form, weight: Sequence[int], stored: Sequence[int]) -> tuple[int, ...]:
-    lengths = [*stored, *[1] * len(form)]
-    return tuple(
-        entry.length(weight[entry.dim]) if isinstance(entry, Of) else lengths[at] if entry is None else entry
-        for at, entry in enumerate(form)
-    )
+def _of_entry(entry: Entry, length: int, whole: Whole, tensor: str) -> Dim:
+    if isinstance(entry, Of) and entry.cut:
+        return _scaled(whole[entry.dim], entry.stored, entry.per, tensor)
+    if isinstance(entry, Flat):
+        return _flat(whole[OUT], whole[IN], entry, tensor)
+    return replicated(length)
 
 
-def _scaled(dim: Dim, of: Of, tensor: str) -> Dim:
+def _flat(out: Dim, into: Dim, flat: Flat, tensor: str) -> Dim:
+    """The dimension of a matrix that is stored row after row in one line."""
+    if not into.axes:  # whole rows
+        rows = Dim(tuple([segment._replace(size=segment.size * into.extent) for segment in out.segments]))
+        return _scaled(rows, flat.stored, flat.per, tensor)
+    if out.axes or into.extent % flat.per:
+        raise UnsupportedError(
+            f"{short(tensor)}: runs of {flat.per:,} elements lie across rows of {into.extent:,} inputs, and the matrix "
+            "is cut along its inputs: no degree above 1 works. Use the checkpoint in its original precision, or "
+            f"one whose runs divide {into.extent:,}"
+        )
+    return _scaled(into, flat.stored, flat.per, tensor) * out.extent
+
+
+def _scaled(dim: Dim, stored: int, per: int, tensor: str) -> Dim:
     """The dimension at a ratio: every segment with ``stored`` indices for each ``per`` of its own."""
     segments: list[Segment] = []
     for number, segment in enumerate(dim.segments):
         is_last = number == len(dim.segments) - 1
-        if not is_last and segment.length * of.stored % of.per:
+        if not is_last and segment.length % per:
             raise UnsupportedError(
-                f"{short(tensor)}: groups of {of.per} indices lie across the parts of the fused matrix, one of which "
+                f"{short(tensor)}: groups of {per} indices lie across the parts of the fused matrix, one of which "
                 f"has {segment.length:,}; this cannot be cut. Use the checkpoint in its original precision"
             )
-        ratio = Fraction(segment.size * of.stored, of.per * segment.per)
         if segment.axis is None:
-            segments.append(segment._replace(size=of.length(segment.size)))
+            segments.append(segment._replace(size=-(-segment.size // per) * stored))
             continue
-        segments.append(segment._replace(size=ratio.numerator, per=ratio.denominator))
+        units = per // gcd(segment.size, per)
+        segments.append(segment._replace(size=segment.size * units // per * stored, per=segment.per * units))
     return Dim(tuple(segments))
 
 
-def _collect(demands: dict[tuple[Axis, str], Demand], dim: Dim, entry: object, tensor: Logical) -> None:
+def _collect(
+    demands: dict[tuple[Axis, str], Demand], dim: Dim, entry: Entry, tensor: Logical, whole: Whole
+) -> None:
+    if entry is None or isinstance(entry, int | Parts):
+        return
+    length = whole[entry.dim].extent if isinstance(entry, Of) else whole[OUT].extent * whole[IN].extent
+    seen: set[tuple[Axis, str, int]] = set()
     for segment in dim.segments:
         axis = segment.axis
-        if axis is None or segment.per == 1 or not isinstance(entry, Of):
+        if axis is None or segment.per == 1:
             continue
         if segment.start % segment.per:
             raise UnsupportedError(
                 f"{short(tensor.name)}: its groups of {segment.per} begin inside a group of another part of the "
                 "matrix; this cannot be cut. Use the checkpoint in its original precision"
             )
+        if (axis, segment.view, segment.per) in seen:
+            continue
+        seen.add((axis, segment.view, segment.per))
         key = axis, segment.view
         before = demands.get(key)
         units = segment.per if before is None else lcm(before.units, segment.per)
         if before is None or units > before.units:
-            whole = dim.extent * entry.per // entry.stored
-            demands[key] = Demand(units, tensor.name, whole, entry.per // entry.stored or 1)
+            demands[key] = Demand(units, tensor.name, length, entry.per)
 
 
 def _stepped(demands: Mapping[tuple[Axis, str], Demand]) -> tuple[dict[Axis, Axis], dict[Axis, str]]:
