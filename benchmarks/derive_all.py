@@ -156,9 +156,7 @@ def main() -> None:
 
         names = options.only or zoo.architectures("causal")
         names = [
-            name
-            for name in names
-            if options.again or name not in rows or (options.failed and not rows[name]["right"])
+            name for name in names if options.again or name not in rows or (options.failed and not rows[name]["right"])
         ]
         context = multiprocessing.get_context("spawn")
         with concurrent.futures.ProcessPoolExecutor(options.processes, context, max_tasks_per_child=50) as pool:

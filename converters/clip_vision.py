@@ -20,6 +20,7 @@ _SIGLIP = {**_CLIP, "patch_size": 16}
 _IDEFICS3 = {**_CLIP, "hidden_size": 1152, "num_attention_heads": 16}
 USUAL = {
     "clip_vision_model": _CLIP,
+    "owlvit_vision_model": {**_CLIP, "image_size": 768},
     "siglip_vision_model": _SIGLIP,
     "siglip2_vision_model": {**_SIGLIP, "num_patches": 256},
     "idefics2_vision": _CLIP,
@@ -32,19 +33,21 @@ USUAL = {
                            "image_size": 384, "patch_size": 16, "mlp_ratio": 4.0},
 }  # fmt: skip
 MODEL_TYPES = tuple(USUAL)
+CLASS_TOKEN = ("clip_vision_model", "owlvit_vision_model")
 
 
 def table(c: Config) -> Table:
     hidden, count = c.count("hidden_size"), c.count("num_attention_heads")
     heads, size = Heads("heads", count, count), c.head_dim(count)
-    is_clip, is_janus = c.model_type == "clip_vision_model", c.model_type == "janus_vision_model"
+    is_clip, is_janus = c.model_type in CLASS_TOKEN, c.model_type == "janus_vision_model"
     width = int(c.get("mlp_ratio", default=4.0) * hidden) if is_janus else c.count("intermediate_size")
     ffn = Units("ffn", width, noun="feed-forward channels").each()
 
     t = Table(c.count("num_hidden_layers"), prefixes=("vision_model.", ""))
     _embeddings(t, c, hidden)
     if is_clip:
-        t.norm("@pre_layrnorm", hidden, bias=True)  # spelt so
+        # CLIP spells it so.
+        t.norm(f"@{'pre_layrnorm' if c.model_type == 'clip_vision_model' else 'pre_layernorm'}", hidden, bias=True)
     layer = "@encoder.layers.{layer}"
     out = "projection_layer" if is_janus else "out_proj"
     attention(
@@ -71,7 +74,7 @@ def table(c: Config) -> Table:
 
 def _embeddings(t: Table, c: Config, hidden: int) -> None:
     channels, patch = c.count("num_channels", default=3), c.count("patch_size")
-    biased = c.model_type != "clip_vision_model"
+    biased = c.model_type not in CLASS_TOKEN
     if c.model_type == "siglip2_vision_model":
         t.linear("@embeddings.patch_embedding", hidden, channels * patch * patch, role="vision", bias=True)
         positions = c.count("num_patches")

@@ -19,12 +19,13 @@ from tpshard.table import Table
 
 FAMILY = "deepseek"
 MODEL_TYPES = (
-    "axk1", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "minicpm3", "sarvam_mla",
-    "youtu",
+    "axk1", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "minicpm3", "mistral4",
+    "sarvam_mla", "youtu",
 )  # fmt: skip
 DENSE = ("minicpm3", "youtu")  # without experts, and tied where the config does not say
 INDEXED = ("deepseek_v32", "glm_moe_dsa")
-FIRST_DENSE = {"deepseek_v2": 0, "deepseek_v3": 3, "deepseek_v32": 3, "glm_moe_dsa": 3}  # else 1
+WITHOUT_CORRECTION = ("deepseek_v2", "mistral4")
+FIRST_DENSE = {"deepseek_v2": 0, "mistral4": 0, "deepseek_v3": 3, "deepseek_v32": 3, "glm_moe_dsa": 3}  # else 1
 
 
 def table(c: Config) -> Table:
@@ -53,7 +54,7 @@ def table(c: Config) -> Table:
         with t.only(layers.sparse):
             mixture(
                 t, f"{layer}.mlp", experts, expert_channels(c, "moe_intermediate_size"), hidden, bias=bias,
-                correction=None if kind == "deepseek_v2" else CORRECTION,
+                correction=None if kind in WITHOUT_CORRECTION else CORRECTION,
                 shared=shared_channels(c.number("n_shared_experts", "num_shared_experts") * width),
             )  # fmt: skip
             if kind == "axk1":

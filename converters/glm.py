@@ -11,10 +11,12 @@ from tpshard.config import Config
 from tpshard.table import Table
 
 FAMILY = "glm"
-MODEL_TYPES = ("glm", "glm4", "glm4v_text")
+MODEL_TYPES = ("glm", "glm4", "glm4v_text", "glm_ocr_text")
 USUAL = {
     "glm4v_text": {"vocab_size": 151552, "hidden_size": 4096, "intermediate_size": 13696, "num_hidden_layers": 40,
                    "num_attention_heads": 32, "num_key_value_heads": 2},
+    "glm_ocr_text": {"vocab_size": 59392, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 16,
+                     "num_attention_heads": 16, "num_key_value_heads": 8},
 }  # fmt: skip
 
 
@@ -26,7 +28,7 @@ def table(c: Config) -> Table:
     layer = "@layers.{layer}"
     attention(
         t, f"{layer}.self_attn", heads.query(size), heads.kv(size), hidden,
-        bias=c.flag("attention_bias", default=True),
+        bias=c.flag("attention_bias", default=c.model_type != "glm_ocr_text"),
     )  # fmt: skip
     fused_mlp(t, f"{layer}.mlp", channels_of(c), hidden)
     norms(t, layer, ("input_layernorm", "post_attention_layernorm"), hidden)

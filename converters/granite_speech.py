@@ -12,7 +12,7 @@ from tpshard.config import Config
 from tpshard.mixers import convolution
 from tpshard.partition import Heads, Units
 from tpshard.registry import part_of
-from tpshard.speech import pointwise
+from tpshard.speech import norm_inside, pointwise
 from tpshard.table import Table
 
 FAMILY = "granite_speech"
@@ -46,17 +46,17 @@ def _encoder(c: Config) -> Table:
         t.whole(f"@{name}.bias", out, why=why)
     layer = "@layers.{layer}"
     for half in ("ff1", "ff2"):
-        t.norm(f"{layer}.{half}.pre_norm", hidden, bias=True)
+        norm_inside(t, f"{layer}.{half}.pre_norm", hidden)
         t.linear(f"{layer}.{half}.up_proj", ffn, hidden, role="up", bias=True)
         t.linear(f"{layer}.{half}.down_proj", hidden, ffn, role="down", bias=True)
     at = f"{layer}.attn"
-    t.norm(f"{at}.pre_norm", hidden, bias=True)
+    norm_inside(t, f"{at}.pre_norm", hidden)
     t.linear(f"{at}.to_q", heads.query(size), hidden, role="q")
     t.linear(f"{at}.to_kv", heads.kv(size) * 2, hidden, role="kv")
     t.linear(f"{at}.to_out", hidden, heads.query(size), role="o", bias=True)
     t.whole(f"{at}.rel_pos_emb.weight", 2 * c.count("max_pos_emb") + 1, size, why="distances, which all heads share")
     at = f"{layer}.conv"
-    t.norm(f"{at}.norm", hidden, bias=True)
+    norm_inside(t, f"{at}.norm", hidden)
     pointwise(t, f"{at}.up_conv", channels * 2, hidden, role="linear_in", bias=True)
     convolution(t, f"{at}.depth_conv.conv", channels, c.count("conv_kernel_size"))
     for part in ("weight", "bias", "running_mean", "running_var"):

@@ -16,7 +16,7 @@ from tpshard.partition import Units
 from tpshard.table import Table
 
 FAMILY = "hy_v4"
-MODEL_TYPES = ("axk2", "hy_v4")
+MODEL_TYPES = ("axk2", "hy_v4", "hy_v4_vl_text")
 STREAMS = "every rank has all residual streams"
 GATED_NORM = "a gate of a few channels is not worth a sum over ranks"
 
@@ -25,7 +25,7 @@ def table(c: Config) -> Table:
     hidden, experts, bias = c.count("hidden_size"), c.count("n_routed_experts", "num_local_experts"), c.flag(
         "attention_bias", default=False
     )
-    layers, is_hy = mixed_layers(c, first_dense=1), c.model_type == "hy_v4"
+    layers, is_hy = mixed_layers(c, first_dense=1), c.model_type != "axk2"
     t = decoder(c, experts=experts)
     layer = "@layers.{layer}"
     at = f"{layer}.self_attn"
@@ -73,12 +73,15 @@ def _choosing(c: Config) -> list[int]:
 def _streams(t: Table, c: Config, hidden: int) -> None:
     """What mixes the residual streams: before attention, before the MLP, and at the end."""
     count = c.count("hc_mult", default=4)
-    layer, last = "@layers.{layer}.hc_pre", "@hc_pre.hc_head.hc_head"
-    parts = [(f"{layer}.hc_attn_layer.hc", 2), (f"{layer}.hc_mlp_layer.hc", 2), (last, 1)]
-    for name, ways in parts:
-        t.whole(f"{name}_fn", ways * count, count * hidden, why=STREAMS)
-        t.whole(f"{name}_base", ways * count, why=STREAMS)
-        t.whole(f"{name}_scale", ways, why=STREAMS)
+    layer = "@layers.{layer}.hc_pre"
+    parts = [("", f"{layer}.hc_attn_layer.hc", 2), ("", f"{layer}.hc_mlp_layer.hc", 2)]
+    parts += [("last", "@hc_pre.hc_head.hc_head", 1), ("last, as HY-V4-VL has it", "@hc_head.hc_pre.hc_head", 1)]
+    for block, name, ways in parts:
+        with t.block(block):
+            t.whole(f"{name}_fn", ways * count, count * hidden, why=STREAMS)
+            t.whole(f"{name}_base", ways * count, why=STREAMS)
+            t.whole(f"{name}_scale", ways, why=STREAMS)
+    t.one_of("last", "last, as HY-V4-VL has it")
 
 
 def _gated_norm(t: Table, c: Config, at: str, hidden: int) -> None:

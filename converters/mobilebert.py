@@ -1,6 +1,6 @@
 """MobileBERT: BERT's layers on a narrower stream, between matrices down to it and back, and several feed-forwards.
 
-The way down is cut and gathered, the way back is summed. The head's matrix is the embedding beside ``dense``, which is
+The ways down and back are cut and gathered. The head's matrix is the embedding beside ``dense``, which is
 stored input x output; the model joins them.
 Source: transformers ``models/mobilebert/modeling_mobilebert.py``; arXiv 2004.02984.
 """
@@ -61,9 +61,10 @@ def _bottleneck(t: Table, c: Config, hidden: int, inner: int) -> None:
     ways = ("input", "attention") if c.flag("key_query_shared_bottleneck", default=True) else ("input",)
     for way in ways:
         at = f"{_LAYER}.bottleneck.{way}"
-        t.linear(f"{at}.dense", cut, hidden, role="low_in", bias=True, note=NEEDS_GATHER)
+        t.linear(f"{at}.dense", cut, hidden, role="gathered", bias=True, note=NEEDS_GATHER)
         layer_norms(t, [f"{at}.LayerNorm"], inner, note=AFTER_SUM)
-    t.linear(f"{_LAYER}.output.bottleneck.dense", hidden, cut, role="low_out", bias=True)
+    back = Units("bottleneck_out", hidden, noun="channels of the wide stream", or_whole=True).each()
+    t.linear(f"{_LAYER}.output.bottleneck.dense", back, inner, role="gathered", bias=True, note=NEEDS_GATHER)
     layer_norms(t, [f"{_LAYER}.output.bottleneck.LayerNorm"], hidden)
 
 

@@ -25,6 +25,8 @@ PARTS = {  # the language model's and the tower's model types where the config d
     "qwen4_exp": ("qwen4_exp_text", "qwen4_exp_vision"),
     "glm4v": ("glm4v_text", "glm4v_vision"),
     "glm46v": ("glm4v_text", "glm4v_vision"),
+    "glmga": ("glm4v_text", "glm4v_vision"),
+    "glm_ocr": ("glm_ocr_text", "glm_ocr_vision"),
     "glm4v_moe": ("glm4v_moe_text", "glm4v_moe_vision"),
     "cohere_compass": ("cohere_compass_text", "cohere_compass_vision"),
     "exaone4_5": ("exaone4", "exaone4_5_vision"),

@@ -190,7 +190,7 @@ def owned(axis: Axis, view: str, tp_size: int, rank: int) -> list[int]:
 
 def enumerated(dim: Dim, tp_size: int, rank: int) -> list[int]:
     out, at = [], 0
-    for axis, view, start, stop, size in dim.segments:
+    for axis, view, start, stop, size, _ in dim.segments:
         if axis is None:
             out += range(at, at + size)
             at += size

@@ -15,7 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "U8": 1}
+BYTES = {
+    "F64": 8, "I64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "F8_E4M3": 1, "F8_E5M2": 1,
+    "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1, "F8_E8M0": 1, "U8": 1, "I8": 1,
+}  # fmt: skip
 HALF_BYTES = {"F4": 1}  # two values a byte
 
 

@@ -20,10 +20,14 @@ _MOST_HEADS = 2**16  # on one rank: a guard against hostile manifests, models ha
 
 @dataclass(frozen=True)
 class Member:
-    """A tensor and its dimensions along axes, each with its number."""
+    """A tensor and its dimensions along axes, each with its number.
+
+    ``packed`` ones stand for a quantised matrix: their units are the matrix's, their sizes and sides are not.
+    """
 
     tensor: Planned
     cuts: Sequence[tuple[int, CutDim]]
+    packed: bool = False
 
     @property
     def name(self) -> str:
@@ -215,10 +219,10 @@ def _covers(held: Sequence[Spans], count: int) -> str:
 
 def _sizes(part: Part, ins: Sequence[Member], out: Member, banked: int) -> Iterator[Said]:
     """Head sizes and channel widths agree: q with k, v with o, gate and up with down."""
-    taken = next(iter(out.main.sizes.values())) if out.main else 0
+    taken = next(iter(out.main.sizes.values())) if out.main and not out.packed else 0
     # Where two have one role, the one in two dimensions counts: with three, heads may be a dimension of their own.
-    made = [m for m in sorted(ins, key=lambda m: len(m.tensor.shape) == 2) if m.main is not None and not m.is_grouped]
-    sizes = {m.role.removeprefix("expert_").removeprefix("shared_"): m for m in made}
+    made = [m for m in sorted(ins, key=lambda m: len(m.tensor.shape) == 2) if m.main and not m.is_grouped]
+    sizes = {m.role.removeprefix("expert_").removeprefix("shared_"): m for m in made if not m.packed}
 
     def of(role: str) -> list[int]:
         found = sizes.get(role)
@@ -235,19 +239,19 @@ def _sizes(part: Part, ins: Sequence[Member], out: Member, banked: int) -> Itera
     if len(fused) == 3:
         pairs.append(("qkv", fused, "o", [taken] * 3))
     for role, mine, other, theirs in pairs:
-        if mine and theirs and mine != theirs and not (role == "v" and sum(mine) == sum(theirs)):
+        if mine and theirs and 0 not in theirs and mine != theirs and not (role == "v" and sum(mine) == sum(theirs)):
             member = sizes[role]
             yield member, f"{member.name} has {mine} indices a unit, where {other} of its layer implies {theirs}"
 
 
 def _sides(ins: Sequence[Member], out: Member) -> Iterator[Said]:
     """Makers are cut along what they make and the taker along what it takes: never the same side of a matrix."""
-    if out.main is None:
+    if out.main is None or out.packed:
         return
     for member in ins:
         # With three dimensions (input, heads, head size), the side does not tell input from output; with banks it does.
         dims = len(member.tensor.shape) - (member.tensor.shape[-1:] == (1,)) - member.stacked
-        matrix = dims == 2 and member.role != "ssm_conv"
+        matrix = dims == 2 and member.role != "ssm_conv" and not member.packed
         if matrix and member.main is not None and member.main.side == out.main.side:
             yield member, (
                 f"{member.name} and {out.name} are cut along the same side of their matrices "

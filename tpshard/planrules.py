@@ -19,6 +19,7 @@ from typing import NamedTuple
 from .manifest import NAME, Manifest
 from .plancuts import CutDim, Planned, held_twice, hole, planned, read_dim
 from .planblocks import blocks_of
+from .planpacked import matrices
 from .planparts import Member, judge_part, judge_vocabulary
 from .reports import Finding
 from .roles import PARTS, VOCABULARY, WHOLE, Part
@@ -92,7 +93,9 @@ def _summed_width(manifest: Manifest, name: str, shape: tuple[int, ...]) -> int:
 def judge(tensors: Mapping[str, Planned], tp_size: int, aliases: Mapping[str, str]) -> Judged:
     """Judge tensors by role and runs; ``aliases`` are tied tensors that are not stored themselves."""
     book = _Book(tp_size)
-    members = [book.member(tensor) for tensor in tensors.values()]
+    members, said = matrices([book.member(tensor) for tensor in tensors.values()])
+    for member, message in said:
+        book.say(member.name, message)
     book.unjudged += [m.name for m in members if m.role.removesuffix("_bias") not in _KNOWN]
     for part in PARTS:
         _judge_parts(book, part, members)

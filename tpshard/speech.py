@@ -55,8 +55,8 @@ def conformer_layer(
         mlp(t, f"{layer}.{half}", ffn.each(), hidden, names=DENSE)
     names = ("linear_q", "linear_k", "linear_v", "linear_out")
     encoder_attention(t, f"{layer}.self_attn", heads, size, hidden, names=names)
-    for norm in ("self_attn_layer_norm", "final_layer_norm", "conv_module.layer_norm"):
-        t.norm(f"{layer}.{norm}", hidden, bias=True)
+    norms(t, layer, ("self_attn_layer_norm", "final_layer_norm"), hidden, bias=True)
+    norm_inside(t, f"{layer}.conv_module.layer_norm", hidden)
     conformer_convolution(t, f"{layer}.conv_module", hidden, kernel, norm="depthwise_layer_norm" if causal else None)
 
 
@@ -75,6 +75,12 @@ def conformer_convolution(
     for part in ("weight", "bias", "running_mean", "running_var"):
         t.tensor(f"{at}.{batch_norm}.{part}", channels, role="linear_head")
     t.tensor(f"{at}.{batch_norm}.num_batches_tracked", role="buffer", optional=True)
+
+
+def norm_inside(t: Table, name: str, width: int) -> None:
+    """A norm of what goes into a module, inside it: whole, though what the module's matrices make is cut."""
+    for part in ("weight", "bias"):
+        t.whole(f"{name}.{part}", width, why="a norm of what goes into the module")
 
 
 def pointwise(t: Table, name: str, out: Dim | int, into: Dim | int, *, role: str, bias: bool) -> None:

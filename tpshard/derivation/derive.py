@@ -24,7 +24,7 @@ from .proof import Trial, tried
 from .reach import unnumbered
 from .specimens import Specimens
 from .structure import Structure, structure
-from .sums import Meeting, meeting
+from .sums import meeting
 from .writing import Origin, written
 
 DEGREES = (2, 3, 4)
@@ -136,9 +136,7 @@ class _Finder:
             tests = experiments(probe, met, one)
             self.made += tests.made
             odd = {n: tests.failed[a.sums] for a in one.axes if a.sums in tests.failed for n in a.tensors}
-            structures.append(
-                replace(one, axes=[a for a in one.axes if a.sums not in tests.failed], odd=one.odd | odd)
-            )
+            structures.append(replace(one, axes=[a for a in one.axes if a.sums not in tests.failed], odd=one.odd | odd))
             shapes.append(probe.shapes)
             if origin is None:
                 cls = type(probe.model)
@@ -160,9 +158,7 @@ def _tied(probe: Probe) -> list[tuple[str, str]]:
 
 
 def _drafted(specimens: Specimens, found: _Found, without: frozenset[frozenset[str]]) -> tuple[Draft, str]:
-    structures = [
-        replace(s, axes=[axis for axis in s.axes if axis.sums not in without]) for s in found.structures
-    ]
+    structures = [replace(s, axes=[axis for axis in s.axes if axis.sums not in without]) for s in found.structures]
     draft = Drafter(structures, found.shapes, found.numbers, found.tied).make()
     for alias, target in found.tied:
         rule = next((r for r in draft.rules if r.name == target), None)
@@ -170,9 +166,7 @@ def _drafted(specimens: Specimens, found: _Found, without: frozenset[frozenset[s
             head = "head" if len(rule.dims) > 1 else "head_bias"
             draft.rules.append(RuleDraft(alias, list(rule.dims), head, optional=True, cut=rule.cut))
     keys = list(dict.fromkeys(key for e in draft.used for key in e.keys))
-    known = defaults(
-        keys, lambda key: [specimens.without(root, key) for root in specimens.roots], found.numbers
-    )
+    known = defaults(keys, lambda key: [specimens.without(root, key) for root in specimens.roots], found.numbers)
     return draft, formatted(written(draft, found.origin, known))
 
 
@@ -203,7 +197,9 @@ def _prove(
                 if one.sums == axis:
                     reasons |= {unnumbered(name): f"its ranks did not add up: {why}" for name in one.tensors}
         without |= frozenset(blamed)
-    derivation.axes = [f"{a.name}: {a.units.source}" + (f" over {a.groups.source}" if a.groups else "") for a in draft.axes]
+    derivation.axes = [
+        f"{a.name}: {a.units.source}" + (f" over {a.groups.source}" if a.groups else "") for a in draft.axes
+    ]
     derivation.whole = _left(draft, found) | reasons
     derivation.experiments = found.experiments
     derivation.remarks = list(dict.fromkeys(draft.remarks))
@@ -225,9 +221,7 @@ def _left(draft: Draft, found: _Found) -> dict[str, str]:
     return out
 
 
-def _blamed(
-    trials: Sequence[Trial], first: Structure, without: frozenset[frozenset[str]]
-) -> dict[frozenset[str], str]:
+def _blamed(trials: Sequence[Trial], first: Structure, without: frozenset[frozenset[str]]) -> dict[frozenset[str], str]:
     """The axes at whose sums a trial failed."""
     out: dict[frozenset[str], str] = {}
     for trial in trials:
@@ -235,7 +229,9 @@ def _blamed(
             continue
         for axis in first.axes:
             modules = {unnumbered(name).rpartition(".")[0] for name in axis.sums}
-            if axis.sums not in without and any(m and m in unnumbered(trial.problem.replace(" ", ".")) for m in modules):
+            if axis.sums not in without and any(
+                m and m in unnumbered(trial.problem.replace(" ", ".")) for m in modules
+            ):
                 out[axis.sums] = trial.problem[:200]
     return out
 

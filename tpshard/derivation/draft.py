@@ -18,7 +18,6 @@ from .numbers import Expression, Numbers
 from .reach import unnumbered
 from .structure import AxisFound, Label, Structure
 
-
 MOST_FETCHED = 3.5  # cost of an expression for a length that is kept whole; beyond it any length is allowed
 
 
@@ -109,10 +108,10 @@ def _grouped(runs: Sequence[tuple[Label, int]], units: int, groups: int) -> tupl
         own = list(runs[group * each : (group + 1) * each])
         read: list[tuple[str, int]] = []
         while own:
-            (kind, number), size = own[0]
+            (kind, _), size = own[0]
             count = share if kind == "unit" else 1
             first = group * share if kind == "unit" else group
-            if kind == "whole" or [r for r in own[:count]] != [((kind, first + n), size) for n in range(count)]:
+            if kind == "whole" or own[:count] != [((kind, first + n), size) for n in range(count)]:
                 return None
             read.append((kind, size))
             own = own[count:]
@@ -377,6 +376,8 @@ class Drafter:
             role, note = _once_role(pattern), ADDED_ONCE
         else:
             role, why = _whole_role(pattern, len(dims)), self.draft.whole.get(pattern, "")
+            if role == "whole" and any(name in first.inside for name in names):
+                role = "inside"
         for name, layers in self._named(names):
             self.draft.rules.append(RuleDraft(name, list(dims), role, note, why, layers, False, axis))
 

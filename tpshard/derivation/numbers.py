@@ -68,7 +68,7 @@ class Numbers:
         return out
 
     def _fit(self, values: Values) -> Expression | None:
-        found = [e for e in self._matching(values)]
+        found = list(self._matching(values))
         if len(set(values)) == 1:
             found.append(Expression(str(values[0]), cost=1.5 if values[0] == 1 else 6.0, constant=True))
         return min(found, key=lambda e: (e.cost, e.source), default=None)
@@ -103,7 +103,10 @@ class Numbers:
                 quotient = tuple(p // q for p, q in zip(x, y, strict=True))
                 if quotient == values:
                     yield Expression(f"{a.source} // {b.source}", (*a.keys, *b.keys), cost + 0.5, False)
-            if all(p > q for p, q in zip(x, y, strict=True)) and tuple(p - q for p, q in zip(x, y, strict=True)) == values:
+            if (
+                all(p > q for p, q in zip(x, y, strict=True))
+                and tuple(p - q for p, q in zip(x, y, strict=True)) == values
+            ):
                 yield Expression(f"{a.source} - {b.source}", (*a.keys, *b.keys), cost + 2.0, False)
             for c in _FACTORS:
                 if tuple(p + c * q for p, q in zip(x, y, strict=True)) == values:

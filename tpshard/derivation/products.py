@@ -20,7 +20,10 @@ _LEFT_TIMES_RIGHT = frozenset(
 )
 _ADDED = frozenset((torch.addmm, torch.Tensor.addmm, torch.baddbmm, torch.Tensor.baddbmm))
 _GROUPED = frozenset(
-    found for name in ("_grouped_mm",) for found in (getattr(torch, name, None), getattr(F, "grouped_mm", None)) if found
+    found
+    for name in ("_grouped_mm",)
+    for found in (getattr(torch, name, None), getattr(F, "grouped_mm", None))
+    if found
 )
 
 
@@ -97,7 +100,9 @@ class Products(TorchFunctionMode):
             out.append(next((d for d in fitting if d not in out), None))
         return out
 
-    def _product(self, func: Any, args: Any, kwargs: Any) -> tuple[Product, Callable[[torch.Tensor], torch.Tensor]] | None:
+    def _product(
+        self, func: Any, args: Any, kwargs: Any
+    ) -> tuple[Product, Callable[[torch.Tensor], torch.Tensor]] | None:
         """What is multiplied, and how to multiply another activation by the same parameter."""
         if func is F.linear and len(args) >= 2:
             return self._plain(args[0], args[1], -1, lambda x: func(x, *args[1:], **kwargs))

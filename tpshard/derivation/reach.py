@@ -53,7 +53,9 @@ class Trace:
         found = torch.autograd.grad(sum(sums[1:], sums[0]), parameters, retain_graph=True, allow_unused=True)
         return {name: g != 0 for name, g in zip(watched, found, strict=True) if g is not None}
 
-    def feeding_each(self, sums: Sequence[Sum], watched: Sequence[str]) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
+    def feeding_each(
+        self, sums: Sequence[Sum], watched: Sequence[str]
+    ) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
         """For every channel what feeds it in any of the products; products with fewer channels have no more."""
         count = max(self.channels(at) for at in sums)
         parameters = [self.probe.parameters[name] for name in watched]
@@ -66,9 +68,7 @@ class Trace:
             found = torch.autograd.grad(total[channel], parameters, retain_graph=True, allow_unused=True)
             yield channel, {name: g != 0 for name, g in zip(watched, found, strict=True) if g is not None}
 
-    def feeding_any(
-        self, chosen: Mapping[Sum, torch.Tensor], watched: Sequence[str]
-    ) -> dict[str, torch.Tensor]:
+    def feeding_any(self, chosen: Mapping[Sum, torch.Tensor], watched: Sequence[str]) -> dict[str, torch.Tensor]:
         """Which elements feed any of the channels that are chosen of each product (a mask of its channels)."""
         total = sum((self._sums(at) * mask).sum() for at, mask in chosen.items())
         if not torch.is_tensor(total) or not total.requires_grad:
@@ -146,9 +146,7 @@ class _Elementwise(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
         flat = gradient.reshape(-1, gradient.shape[-1]).abs().sum(0)
-        given = [
-            gradient.abs() if n < context.count else flat.view(shape) for n, shape in enumerate(context.shapes)
-        ]
+        given = [gradient.abs() if n < context.count else flat.view(shape) for n, shape in enumerate(context.shapes)]
         return (None, None, *given)
 
 

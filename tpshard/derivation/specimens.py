@@ -21,7 +21,14 @@ from .variation import varied
 
 SMALL = 3_000_000  # parameters of a model that is taken as it is
 MOST_VARIED = 6_000_000
-_DROPPED = ("quantization_config", "compression_config", "torch_dtype", "dtype", "_name_or_path", "transformers_version")
+_DROPPED = (
+    "quantization_config",
+    "compression_config",
+    "torch_dtype",
+    "dtype",
+    "_name_or_path",
+    "transformers_version",
+)
 TP_SIZE = 4  # what the small config has units for
 SEEDS = (0, 1)
 

@@ -9,12 +9,15 @@ order, are what a fusion is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
 
 import torch
 
 from .probe import Probe
+from .products import Product, Products
 from .reach import Sum, Trace, traced, unnumbered
 from .sums import Meeting, output_head
 
@@ -51,6 +54,7 @@ class Structure:
     tables: dict[str, int]  # rows of the tables that ids are looked up in
     once: frozenset[str]  # added after a sum over ranks
     spanning: frozenset[str]  # norms that need a sum over ranks
+    inside: frozenset[str]  # whole, in modules whose outputs are a rank's own share
     odd: dict[str, str]  # tensors that were left whole, and why
 
 
@@ -105,7 +109,8 @@ def structure(probe: Probe, found: Meeting) -> Structure:
         if parameter.rpartition(".")[0] == path
         for name, _, _ in disk.parts[parameter]
     )
-    return Structure(axes, _of_logits(trace, disk), tables, _once(probe, disk, found), spanning, odd)
+    once, inside = _once(probe, disk, found), _inside(probe, disk, found, axes)
+    return Structure(axes, _of_logits(trace, disk), tables, once, spanning, inside, odd)
 
 
 def _few(count: int) -> list[int]:
@@ -242,9 +247,7 @@ def _batches(sums: list[Sum], watched: Mapping[Sum, list[str]]) -> list[list[Sum
     return [batch for batch, _ in batches]
 
 
-def _together(
-    sums: list[Sum], shares: Mapping[Sum, Mapping[tuple[str, int], torch.Tensor]]
-) -> list[list[Sum]]:
+def _together(sums: list[Sum], shares: Mapping[Sum, Mapping[tuple[str, int], torch.Tensor]]) -> list[list[Sum]]:
     """Products that cut one tensor: their channels belong to one axis."""
     groups: list[tuple[list[Sum], set[str]]] = []
     for at in sums:
@@ -276,7 +279,11 @@ def _axis(
     for (name, dim), parts in every.items():
         length = probe.shapes[name][dim]
         tables[name, dim] = torch.cat(
-            [torch.zeros((length, c), dtype=torch.bool) if p is None else p for p, c in zip(parts, counts, strict=True)], 1
+            [
+                torch.zeros((length, c), dtype=torch.bool) if p is None else p
+                for p, c in zip(parts, counts, strict=True)
+            ],
+            1,
         )
     dims = _cut_dims(tables)
     ends = frozenset(name for at in sums for name, _, _ in disk.parts[at.parameter])
@@ -299,7 +306,7 @@ def _axis(
         if not odd:
             break
     if chosen is None:
-        return None, {name: "all its channels hang together" for name in ends}
+        return None, dict.fromkeys(ends, "all its channels hang together")
     units, groups, found, odd = chosen
     sums_found = frozenset(unnumbered(at.parameter) for at in sums)
     channels = {
@@ -356,7 +363,7 @@ def _components(indices: list[tuple[torch.Tensor, float]], starts: list[int], lo
     joined = _Joined(channels)
     for fed, _ in indices:
         for row in fed.unique(dim=0):
-            touched = [row[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+            touched = [row[a:b] for a, b in pairwise(bounds)]
             if any(bool(part.all()) for part in touched if len(part) > 1):
                 continue  # shared by all
             runs = _runs(row, starts)
@@ -430,9 +437,7 @@ def _labelled(
 ) -> tuple[dict[str, tuple[int, tuple[Label, ...]]], dict[str, str]]:
     """A label for every index of the cut dimensions, and the tensors for which there is none."""
     count = int(units.max()) + 1
-    of_group = {
-        frozenset((groups == g).nonzero().flatten().tolist()): g for g in range(int(groups.max()) + 1)
-    }
+    of_group = {frozenset((groups == g).nonzero().flatten().tolist()): g for g in range(int(groups.max()) + 1)}
     known: dict[bytes, tuple[Label, ...] | None] = {}
     found, odd = {}, {}
     for name, dim in dims.items():
@@ -481,22 +486,53 @@ def _of_logits(trace: Trace, disk: _Disk) -> dict[str, int]:
     return out or {}
 
 
+def _inside(probe: Probe, disk: _Disk, found: Meeting, axes: list[AxisFound]) -> frozenset[str]:
+    """Tensors that are whole, of modules whose outputs what is cut feeds: activations, norms of single heads."""
+    tensors = {name for axis in axes for name in axis.tensors}
+    cut = [p for p, parts in disk.parts.items() if any(name in tensors for name, _, _ in parts)]
+    if not cut:
+        return frozenset()
+    paths = {p.rpartition(".")[0] for p in disk.parts if p not in cut} - {p.rpartition(".")[0] for p in cut}
+    outputs: dict[str, torch.Tensor] = {}
+
+    def hook(path: str) -> Any:
+        def after(module: Any, args: Any, output: Any) -> None:
+            first = output[0] if isinstance(output, tuple) else output
+            if torch.is_tensor(first) and first.requires_grad:
+                outputs[path] = first
+
+        return after
+
+    handles = [probe.modules[path].register_forward_hook(hook(path)) for path in paths]
+    try:
+        traced(probe, found.sums, found.spanning)
+    finally:
+        for handle in handles:
+            handle.remove()
+    inside: set[str] = set()
+    for path, value in outputs.items():
+        fed = torch.autograd.grad(
+            value.sum(), [probe.parameters[name] for name in cut], retain_graph=True, allow_unused=True
+        )
+        if any(gradient is not None and bool((gradient != 0).any()) for gradient in fed):
+            inside |= {name for p, parts in disk.parts.items() if p.rpartition(".")[0] == path for name, _, _ in parts}
+    return frozenset(inside)
+
+
 def _once(probe: Probe, disk: _Disk, found: Meeting) -> frozenset[str]:
     """Tensors that are added to a sum: with the products' own part zero they still feed what their module gives."""
-    from .products import Products
-
     paths = {at.parameter.rpartition(".")[0] for at in found.sums}
     outputs: dict[str, torch.Tensor] = {}
 
-    def hook(path: str):  # type: ignore[no-untyped-def]
-        def after(module, args, output):  # type: ignore[no-untyped-def]
+    def hook(path: str) -> Any:
+        def after(module: Any, args: Any, output: Any) -> None:
             outputs[path] = output[0] if isinstance(output, tuple) else output
 
         return after
 
     handles = [probe.modules[path].register_forward_hook(hook(path)) for path in paths]
 
-    def product(one, again, result):  # type: ignore[no-untyped-def]
+    def product(one: Product, again: Callable[[torch.Tensor], torch.Tensor], result: torch.Tensor) -> Any:
         if Sum(one.parameter, one.contracted) in found.sums:
             return again(torch.zeros_like(one.x))
         return None

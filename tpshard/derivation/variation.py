@@ -63,7 +63,7 @@ def varied(values: Mapping[str, Any], runs: Callable[[Mapping[str, Any]], bool])
             found = tried
     pairs = list(itertools.combinations(left, 2))[:24]
     changed: set[Path] = set()
-    for (a, ours), (b, theirs) in pairs:
+    for (a, _), (b, _) in pairs:
         if a in changed or b in changed:
             continue
         old_a, old_b = _get(found, a), _get(found, b)
@@ -78,9 +78,7 @@ def varied(values: Mapping[str, Any], runs: Callable[[Mapping[str, Any]], bool])
     return found
 
 
-def _with(
-    values: Mapping[str, Any], runs: Callable[[Mapping[str, Any]], bool], ways: Any
-) -> dict[str, Any] | None:
+def _with(values: Mapping[str, Any], runs: Callable[[Mapping[str, Any]], bool], ways: Any) -> dict[str, Any] | None:
     for changes in ways:
         tried = copy.deepcopy(dict(values))
         for path, value in changes:

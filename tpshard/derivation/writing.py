@@ -28,7 +28,9 @@ class Origin(NamedTuple):
 def written(draft: Draft, origin: Origin, defaults: Mapping[Path, Expression]) -> str:
     """The table's source text; formatted like the rest of the code where a formatter is at hand."""
     body = [*_numbers(draft, defaults), "", *_axes(draft.axes), "", *_table(draft), "    return t"]
-    names = _names_used("\n".join(body))
+    source = "\n".join(body)
+    names = _names_used(source)
+    notes = sorted(name for name in _NOTES.values() if name in source)
     head = [
         f'"""{origin.class_name}, derived: tpshard worked this table out by experiment on the model\'s own code.',
         "",
@@ -43,7 +45,7 @@ def written(draft: Draft, origin: Origin, defaults: Mapping[Path, Expression]) -
         "",
         "from tpshard.config import Config",
         *([f"from tpshard.partition import {', '.join(names)}"] if names else []),
-        f"from tpshard.table import {', '.join(sorted({n for n in _NOTES.values() if n in chr(10).join(body)}) + ['Table'])}",
+        f"from tpshard.table import {', '.join([*notes, 'Table'])}",
         "",
         f'FAMILY = "{origin.model_type}-derived"',
         f'MODEL_TYPES = ("{origin.model_type}",)',

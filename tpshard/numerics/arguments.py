@@ -16,7 +16,8 @@ from torch import nn
 
 from tpshard.errors import UnsupportedError
 
-from .media import images, sounds
+from .assisting import from_assisted
+from .media import count_of, images, sounds, videos
 from .skeleton import Skeleton
 
 CROSS = re.compile(r"cross|encoder_attn|encdec|encoder_decoder_attention", re.IGNORECASE)
@@ -70,7 +71,7 @@ def vocabulary_of(skeleton: Skeleton) -> int:
     tables = tables_of(skeleton.model)
     if tables:
         return min(rows_of(skeleton, table) for table in tables)
-    return _counted(skeleton.model.config.get_text_config(), "vocab_size")
+    return count_of(skeleton.model.config.get_text_config(), "vocab_size")
 
 
 def decoder_vocabulary(skeleton: Skeleton) -> int:
@@ -81,7 +82,7 @@ def decoder_vocabulary(skeleton: Skeleton) -> int:
     known = [t for t in tables if any(module is t for module in skeleton.modules.values())]
     if known:
         return min(rows_of(skeleton, table) for table in known)
-    return _counted(getattr(skeleton.model.config, "decoder", None), "vocab_size") or vocabulary_of(skeleton)
+    return count_of(getattr(skeleton.model.config, "decoder", None), "vocab_size") or vocabulary_of(skeleton)
 
 
 def encoder_states(skeleton: Skeleton, rows: Rows) -> dict[str, Any]:
@@ -94,7 +95,7 @@ def encoder_states(skeleton: Skeleton, rows: Rows) -> dict[str, Any]:
         return {}
     config = skeleton.model.config.get_text_config()
     keys = ("cross_attention_hidden_size", "encoder_hidden_size", "hidden_size", "d_model")
-    width = next((n for key in keys if (n := _counted(config, key))), 0)
+    width = next((n for key in keys if (n := count_of(config, key))), 0)
     states = rows.values("encoder_hidden_states", _STATES, width)
     return {argument: (states,) if argument == "encoder_outputs" else states}
 
@@ -109,18 +110,23 @@ def arguments_of(skeleton: Skeleton, rows: Rows) -> dict[str, Any]:
     """
     model, wanted = skeleton.model, takes(skeleton.model)
     config, main = model.config, getattr(model, "main_input_name", "input_ids")
+    main = "input_ids" if main == "inputs" and "input_ids" in wanted else main  # of whatever kind, ids by their name
     inputs: dict[str, Any] = {}
     if main == "input_ids" and "input_ids" in wanted and vocabulary_of(skeleton):
         inputs["input_ids"] = _token_ids(skeleton, rows)
         if {"attention_mask", "position_ids"} <= wanted.keys():
             inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        if hasattr(model, "logit_scale"):  # compares texts with images, and runs on neither alone
+            inputs |= images(config, wanted, rows)
     elif main == "pixel_values" or main == "flattened_patches":
         inputs |= images(config, wanted, rows)
+    elif main == "pixel_values_videos":
+        inputs |= videos(config, rows)
     else:
         inputs |= sounds(config, wanted, model, rows)
     if "decoder_input_ids" in wanted and decoder_vocabulary(skeleton):
-        inputs["decoder_input_ids"] = rows.ids(decoder_vocabulary(skeleton), "decoder ids")
-    inputs |= encoder_states(skeleton, rows) | _beside(wanted, rows)
+        inputs["decoder_input_ids"] = _decoder_ids(skeleton, rows)
+    inputs |= encoder_states(skeleton, rows) | _beside(wanted, rows) | from_assisted(config, wanted, rows)
     if main not in inputs:
         raise UnsupportedError(
             f"{type(model).__name__} takes {main}, and config.json has no number that says of what size; "
@@ -129,6 +135,22 @@ def arguments_of(skeleton: Skeleton, rows: Rows) -> dict[str, Any]:
     if "use_cache" in wanted:
         inputs["use_cache"] = False
     return inputs
+
+
+def _decoder_ids(skeleton: Skeleton, rows: Rows) -> torch.Tensor:
+    """Ids ``[rows, tokens]`` for the decoder, or ``[rows, tokens, channels]`` where a token has some (Dia's codes).
+
+    None is padding: a model that masks it by itself would have nothing to attend to from a first one.
+    """
+    config = skeleton.model.config
+    decoder = getattr(config, "decoder_config", None)
+    channels = count_of(decoder, "num_channels")
+    if channels:
+        vocabulary = count_of(decoder, "vocab_size")
+        return torch.stack([rows.ids(vocabulary, f"decoder ids of channel {n}") for n in range(channels)], -1)
+    ids = rows.ids(decoder_vocabulary(skeleton), "decoder ids")
+    padding = getattr(config.get_text_config(decoder=True), "pad_token_id", None)
+    return ids if padding is None else torch.where(ids == padding, ids.roll(1, -1), ids)
 
 
 def _beside(wanted: Mapping[str, Any], rows: Rows) -> dict[str, torch.Tensor]:
@@ -149,6 +171,8 @@ def in_dtype(value: Any, compute: torch.dtype) -> Any:
     """An argument with its floating-point tensors in the dtype of the computation."""
     if isinstance(value, tuple):
         return tuple(in_dtype(part, compute) for part in value)
+    if isinstance(value, dict):
+        return {key: in_dtype(part, compute) for key, part in value.items()}
     return value.to(compute) if torch.is_tensor(value) and value.is_floating_point() else value
 
 
@@ -159,8 +183,3 @@ def _token_ids(skeleton: Skeleton, rows: Rows) -> torch.Tensor:
     if books <= 1:
         return rows.ids(vocabulary)
     return torch.stack([rows.ids(vocabulary, f"ids of codebook {n}") for n in range(books)], 1).flatten(0, 1)
-
-
-def _counted(config: Any, key: str) -> int:
-    value = getattr(config, key, None)
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0

@@ -51,6 +51,8 @@ def on_device(value: Any, device: torch.device) -> Any:
     """An argument with its tensors on the device."""
     if isinstance(value, tuple):
         return tuple(on_device(part, device) for part in value)
+    if isinstance(value, dict):
+        return {key: on_device(part, device) for key, part in value.items()}
     return value.to(device) if torch.is_tensor(value) else value
 
 

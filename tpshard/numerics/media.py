@@ -48,6 +48,8 @@ def images(config: Any, takes: Mapping[str, Any], rows: Any) -> dict[str, torch.
     """``pixel_values`` for every row, and their grid where patches come flattened; empty where sizes are not known."""
     vision = getattr(config, "vision_config", None) or getattr(config, "encoder", None) or config
     channels = count_of(vision, *CHANNELS) or 3
+    if "flattened_patches" in takes:
+        return _flat_patches(count_of(vision, "patch_embed_hidden_size"), rows)
     if "image_grid_thw" in takes:
         patch, merge = count_of(vision, "patch_size"), count_of(vision, "spatial_merge_size") or 2
         if not patch:
@@ -56,8 +58,43 @@ def images(config: Any, takes: Mapping[str, Any], rows: Any) -> dict[str, torch.
         pixels = rows.values("image", patches, width).flatten(0, 1)
         grid = torch.tensor([[1, 2 * merge, 2 * merge]]).repeat(rows.rows, 1)
         return {"pixel_values": pixels, "image_grid_thw": grid}
+    if "spatial_shapes" in takes:
+        return _padded_patches(vision, channels, rows)
     height, width = pair_of(vision, "image_size")
-    return {"pixel_values": rows.values("image", channels, height, width)} if height else {}
+    if not height:
+        return {}
+    frames = count_of(vision, "num_frames") if getattr(vision, "tubelet_size", None) is not None else 0
+    images_of = (frames, channels, height, width) if frames else (channels, height, width)
+    out = {"pixel_values": rows.values("image", *images_of)}
+    if "noise" in takes and (patch := count_of(vision, "patch_size")):  # says which patches are hidden
+        out["noise"] = rows.values("noise", (height // patch) * (width // patch))
+    return out
+
+
+def videos(config: Any, rows: Any) -> dict[str, torch.Tensor]:
+    """``pixel_values_videos [rows, frames, channels, height, width]`` of as few frames as make a patch."""
+    vision = getattr(config, "vision_config", None) or config
+    side, frames = count_of(vision, "crop_size", "image_size"), count_of(vision, "tubelet_size", "temporal_patch_size")
+    channels = count_of(vision, *CHANNELS) or 3
+    return {"pixel_values_videos": rows.values("video", frames or 1, channels, side, side)} if side else {}
+
+
+def _padded_patches(vision: Any, channels: int, rows: Any) -> dict[str, torch.Tensor]:
+    """Patches of an image of four by four, and how it was cut (SigLIP 2)."""
+    patch = count_of(vision, "patch_size")
+    return {
+        "pixel_values": rows.values("image", 16, channels * patch * patch),
+        "pixel_attention_mask": torch.ones(rows.rows, 16, dtype=torch.long),
+        "spatial_shapes": torch.tensor([[4, 4]]).repeat(rows.rows, 1),
+    }
+
+
+def _flat_patches(width: int, rows: Any) -> dict[str, torch.Tensor]:
+    """Pix2Struct's patches ``[rows, patches, 2 + width]``, each after its row and column from 1."""
+    patches = rows.values("image", 12, 2 + width)
+    place = torch.arange(12)
+    patches[..., 0], patches[..., 1] = place // 4 + 1, place % 4 + 1
+    return {"flattened_patches": patches} if width else {}
 
 
 def sounds(config: Any, takes: Mapping[str, Any], model: Any, rows: Any) -> dict[str, torch.Tensor]:

@@ -290,13 +290,16 @@ class Participant:
             self._gathered |= {point.path} if point.kind == "gather" else set()
             many = isinstance(output, tuple)
             values = list(output) if many else [output]
+            # What torch's own attention gives besides are weights, the mean over the heads that the rank has.
+            rest = values[1:] if isinstance(module, nn.MultiheadAttention) else []
+            values = values[: len(values) - len(rest)]
             part = None
             if point.kind == "replicated":
                 values = [next((v for v in (*args, *kwargs.values()) if torch.is_tensor(v)), None), *values]
             elif point.kind == "gather":
                 part = self.store.parts.get(point.tensor)
             back = self._meet(point, values, part)
-            return tuple(back) if many else back[0]
+            return (*back, *rest) if many else back[0]
 
         return after
 

@@ -66,10 +66,12 @@ def points_of(skeleton: Skeleton, manifest: Manifest) -> dict[str, Point]:
     outputs = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     found: dict[str, Point] = {}
     for path, module in skeleton.modules.items():
+        if isinstance(skeleton.modules.get(path.rpartition(".")[0]), nn.MultiheadAttention):
+            continue  # torch's own attention takes the tensors of its output matrix and does not call it
+        within = ("out_proj.weight", "out_proj.bias") if isinstance(module, nn.MultiheadAttention) else ()
         names = [
             name
-            for held in (module._parameters, module._buffers)
-            for key in held
+            for key in (*module._parameters, *module._buffers, *within)
             if (recipe := skeleton.recipe_of(f"{path}.{key}" if path else key)) is not None
             for name, _ in recipe.tensors
         ]

@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 import torch
 
-from .stores import TILE_BYTES, Part, Store, clipped_runs, padded_positions, spans
+from tpshard.intervals import PAD
+
+from .stores import TILE_BYTES, Part, Store, clipped_runs, padded_positions
 
 
 class RowDifference(NamedTuple):
@@ -71,7 +73,12 @@ def _taken(whole: torch.Tensor, part: Part, dim: int) -> torch.Tensor:
     runs = part.runs(dim)
     if len(runs) == 1 and runs[0].start == 0 and runs[0].length == whole.shape[dim]:
         return whole
-    return torch.cat([whole.narrow(dim, index, length) for _, index, length in spans(runs)], dim)
+    shape = list(whole.shape)
+    pieces = []
+    for run in runs:
+        shape[dim] = run.length
+        pieces.append(whole.new_zeros(shape) if run.start == PAD else whole.narrow(dim, run.start, run.length))
+    return torch.cat(pieces, dim)
 
 
 def _row_bytes(part: Part) -> int:

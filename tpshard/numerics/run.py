@@ -228,7 +228,10 @@ class LockstepRun:
             ) from error.cause
         if error.participant == 0:
             name = type(self.skeletons[0].model).__name__
-            raise UnsupportedError(f"{name} does not run on its own weights, after {place}: {what}") from error.cause
+            hint = "; its code may run in --compute fp32" if self.terms.dtype == torch.float64 else ""
+            raise UnsupportedError(
+                f"{name} does not run on its own weights, after {place}: {what}{hint}"
+            ) from error.cause
         message = f"rank {error.participant - 1} fails after {place}, where the original runs on: {what}"
         return Finding(self.level, "", error.point, message)
 

@@ -1,0 +1,69 @@
+"""Kimi K2.5: DeepSeek-V3's language model, and a ViT whose patches a projector of two matrices joins.
+
+Files that transformers saves call the language model's layers ``blocks``, and put one norm and one matrix elsewhere.
+Source: transformers ``models/kimi_k25/modeling_kimi_k25.py``, names on disk from ``conversion_mapping.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tpshard.blocks import channels_of, mlp, norms
+from tpshard.composite import LANGUAGE, include_tower, language_config, projector
+from tpshard.config import Config
+from tpshard.partition import Heads
+from tpshard.registry import part_of, table_of
+from tpshard.table import Table
+
+FAMILY = "kimi_k25"
+USUAL = {
+    "kimi_k25_vision": {"patch_size": 14, "pos_emb_height": 64, "pos_emb_width": 64, "num_attention_heads": 16,
+                        "num_hidden_layers": 27, "hidden_size": 1152, "intermediate_size": 4304,
+                        "merge_kernel_size": [2, 2]},
+}  # fmt: skip
+MODEL_TYPES = ("kimi_k25", *USUAL)
+
+
+def table(c: Config) -> Table:
+    if c.model_type == "kimi_k25_vision":
+        return _tower(c)
+    text = language_config(c, "text_config", model_type="deepseek_v3", tied=True)
+    tower = part_of(c, "vision_config", model_type="kimi_k25_vision")
+    side, across = (Config({"n": n}).count("n") for n in tower.listed("merge_kernel_size", 2))
+    joined = tower.count("hidden_size") * side * across
+
+    t = Table(0, prefixes=("model.", ""))
+    published = table_of(text)
+    renamed = [rule._replace(name=rule.name.replace("@layers.", "@blocks.")) for rule in published.rules]
+    spellings = []
+    for form in (published, replace(published, rules=renamed, stacks=[])):
+        spellings.append(len(t.stacks))
+        t.include(form, *LANGUAGE, optional=True)
+    t.one_stack_of(*spellings)
+    include_tower(t, tower, "vision_tower")
+    projector(t, "mm_projector", joined, joined, text.count("hidden_size"), names=("proj.0", "proj.2"))
+    for block, at in (("published norm", "mm_projector"), ("saved norm", "model.mm_projector")):
+        with t.block(block):
+            t.norm(f"{at}.pre_norm", c.count("projection_hidden_size", default=1152), bias=True)
+    t.one_of("published norm", "saved norm")
+    return t
+
+
+def _tower(c: Config) -> Table:
+    hidden, count, patch = c.count("hidden_size"), c.count("num_attention_heads"), c.count("patch_size")
+    heads, size, layer = Heads("heads", count, count), c.head_dim(count), "@encoder.blocks.{layer}"
+
+    t = Table(c.count("num_hidden_layers"))
+    for block, at in (("published patches", "@patch_embed"), ("saved patches", "@encoder.patch_embed")):
+        with t.block(block):
+            t.tensor(f"{at}.proj.weight", hidden, 3, patch, patch, role="vision")
+            t.tensor(f"{at}.proj.bias", hidden, role="vision_bias")
+    t.one_of("published patches", "saved patches")
+    places = c.count("pos_emb_height"), c.count("pos_emb_width")
+    t.tensor("@patch_embed.pos_emb.weight", *places, hidden, role="position")
+    t.linear(f"{layer}.wqkv", heads.query(size) + heads.kv(size) * 2, hidden, role="qkv", bias=True)
+    t.linear(f"{layer}.wo", hidden, heads.query(size), role="o", bias=True)
+    mlp(t, f"{layer}.mlp", channels_of(c), hidden, names=("fc0", "fc1"))
+    norms(t, layer, ("norm0", "norm1"), hidden, bias=True)
+    t.norm("@encoder.final_layernorm", hidden, bias=True)
+    return t
