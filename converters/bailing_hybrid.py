@@ -31,8 +31,8 @@ def table(c: Config) -> Table:
     types += types[-1:] * extra
     with t.only(layers_of(types, *RECURRENT)):
         kimi_delta_attention(
-            t, at, own, c.count("linear_head_dim", "head_dim", default=128), hidden, a_log=(own.each(),), low_rank=False,
-            kernel=c.count("short_conv_kernel_size", "linear_conv_kernel_dim", default=4), out="dense",
+            t, at, own, c.count("linear_head_dim", "head_dim", default=128), hidden, a_log=(own.each(),),
+            low_rank=False, kernel=c.count("short_conv_kernel_size", "linear_conv_kernel_dim", default=4), out="dense",
         )  # fmt: skip
     with t.only(layers_of(types, *ATTENTION)):
         heads = latent_attention(c, t, at, bias=c.flag("attention_bias", default=False), out="dense")

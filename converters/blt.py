@@ -1,4 +1,4 @@
-"""Byte Latent Transformer: a small model that finds patches, an encoder of bytes, a model of patches, a decoder of bytes.
+"""Byte Latent Transformer: a small model that finds patches, an encoder and a decoder of bytes, and a model of patches.
 
 Encoder and decoder have attention between bytes and patches. Hashed groups of bytes have one table of embeddings.
 Source: transformers ``models/blt/{modeling,configuration}_blt.py``.
@@ -35,7 +35,8 @@ def table(c: Config) -> Table:
     t.tensor("@local_encoder.embed_tokens.weight", vocab, width, role="embed", optional=tied)
     if tied:
         t.tie("@local_encoder.embed_tokens.weight", "lm_head.weight")
-    t.embedding("@encoder_hash_tok_embedding", Padded("hashes", _hashes(c), noun="hashed groups of bytes").each(), width)
+    hashes = Padded("hashes", _hashes(c), noun="hashed groups of bytes").each()
+    t.embedding("@encoder_hash_tok_embedding", hashes, width)
     with _layers(t, encoder, "local_encoder", "encoder_"):
         t.whole("@patch_embedding_projection.weight", patch * width, width, why=ONCE_A_PATCH)
     _cross_attention(t, encoder, "local_encoder", "encoder_", every=False)
@@ -52,7 +53,7 @@ def table(c: Config) -> Table:
 
 
 def _patcher(t: Table, c: Config) -> None:
-    """The language model of bytes whose uncertainty ends a patch; it is small, so degrees beyond its heads hold it whole."""
+    """The language model of bytes whose uncertainty ends a patch: small, so degrees beyond its heads hold it whole."""
     patcher = c.nested("patcher_config", hidden_size=768, num_attention_heads=12, num_hidden_layers=14,
                        intermediate_size=2048, vocab_size=260)  # fmt: skip
     hidden = patcher.count("hidden_size")

@@ -1,7 +1,8 @@
 """DeBERTa, versions 1, 2 and 3: BERT's layers with attention to relative positions as well.
 
 Version 1 has q, k and v of one head together, and biases of q and v by themselves; later ones have three matrices.
-The vectors of relative positions are shared by all layers and whole; what makes keys and queries of them is cut by head.
+The vectors of relative positions are shared by all layers and whole; what makes keys and queries of
+them is cut by head.
 Released files hold the heads of pre-training under names of their own (``lm_predictions``, ``mask_predictions``).
 Source: transformers ``models/{deberta,deberta_v2}/modeling_*.py``; arXiv 2006.03654.
 """
@@ -81,7 +82,8 @@ def _relative(t: Table, c: Config, e: Encoder, at: str) -> None:
 def _heads(t: Table, c: Config, e: Encoder, width: int) -> None:
     words = "@embeddings.word_embeddings.weight" if c.flag("tie_word_embeddings", default=True) else None
     masked_head(t, e.hidden, width, e.vocab, tied_to=words)
-    masked_head(t, e.hidden, e.hidden, e.vocab, at="lm_predictions.lm_head", dense="dense", norm="LayerNorm", tied_to=words)
+    released = "lm_predictions.lm_head"
+    masked_head(t, e.hidden, e.hidden, e.vocab, at=released, dense="dense", norm="LayerNorm", tied_to=words)
     with t.stack(optional=True):  # of version 3: which words the generator has put in
         t.linear("mask_predictions.dense", e.hidden, e.hidden, role="pooler", bias=True)
         layer_norms(t, ["mask_predictions.LayerNorm"], e.hidden)

@@ -11,10 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tpshard.blocks import (
-    channels_of, decoder, expert_channels, gated_mlp, latent_attention, norms, token_indexer, vocabulary_of,
+    channels_of,
+    decoder,
+    expert_channels,
+    gated_mlp,
+    latent_attention,
+    norms,
+    token_indexer,
+    vocabulary_of,
 )  # fmt: skip
 from tpshard.config import Config
-from tpshard.mixtures import CORRECTION, mixed_layers, mixture, prediction, shared_channels
+from tpshard.mixtures import CORRECTION, layers_where, mixed_layers, mixture, prediction, shared_channels
 from tpshard.table import Table
 
 FAMILY = "deepseek"
@@ -34,8 +41,10 @@ def table(c: Config) -> Table:
         c = c.with_usual(v_head_dim=c.count("hidden_size") // c.count("num_attention_heads"))
     hidden, extra = c.count("hidden_size"), c.number("num_nextn_predict_layers", "num_mtp_layers")
     experts = 0 if dense else c.number("n_routed_experts", "num_experts", "num_local_experts")
-    layers = mixed_layers(c, first_dense=FIRST_DENSE.get(kind, 1) if experts else c.count("num_hidden_layers"),
-                          predicted=extra)  # fmt: skip
+    if experts:
+        layers = mixed_layers(c, first_dense=FIRST_DENSE.get(kind, 1), predicted=extra)
+    else:
+        layers = layers_where(c, [False] * c.count("num_hidden_layers"))
 
     t = decoder(c, experts=experts, extra_layers=extra, tied=dense)
     layer = "@layers.{layer}"

@@ -61,7 +61,9 @@ def _attention(t: Table, c: Config, at: str, hidden: int) -> None:
     heads, size, latent = c.count("num_attention_heads"), c.count("head_dim", default=512), c.count("q_lora_rank")
     groups = c.count("o_groups", default=8)
     if heads % groups:
-        raise UnsupportedError(f"{heads} attention heads are no multiple of the {groups} output groups; correct config.json")
+        raise UnsupportedError(
+            f"{heads} attention heads are no multiple of the {groups} output groups; correct config.json"
+        )
     group = Units("groups", groups, noun=f"output groups of {heads // groups} heads")
     out = group.each(c.count("o_lora_rank", default=1024))
     t.linear(f"{at}.wq_a", latent, hidden, role="q_a")

@@ -26,8 +26,12 @@ def table(c: Config) -> Table:
             "'num_key_value_heads' in config.json"
         )
     heads = Heads(
-        "heads", single.query_heads // 2, single.kv_heads // 2, noun="pairs of query heads", group_noun="pairs of kv heads"
-    )  # fmt: skip
+        "heads",
+        single.query_heads // 2,
+        single.kv_heads // 2,
+        noun="pairs of query heads",
+        group_noun="pairs of kv heads",
+    )
 
     t = decoder(c)
     layer = "@layers.{layer}"

@@ -1,6 +1,7 @@
-"""Dory: vectors of unit length throughout (nGPT), an output gate, and norms without weights before both row-parallel matrices.
+"""Dory: vectors of unit length throughout (nGPT), an output gate, norms without weights before ``o`` and ``down``.
 
-Published files count attention and MLP as layers of their own, in turns; those that transformers saves hold both in one.
+Published files count attention and MLP as layers of their own, in turns; those that transformers saves hold both
+in one.
 The norms span what is cut: the sum of squares is taken over ranks.
 Source: transformers ``models/dory/{modeling,configuration}_dory.py``, ``core_model_loading.LayerPairCollapse``.
 """

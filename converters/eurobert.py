@@ -1,6 +1,7 @@
 """EuroBERT, UltraBERT and ESM C: Llama's layers as encoders, each with a head of its own.
 
-EuroBERT's head is one matrix; UltraBERT's has two more before it; ESM C's is RoBERTa's, and its q/k norms span all heads.
+EuroBERT's head is one matrix; UltraBERT's has two more before it; ESM C's is RoBERTa's, and its norms of
+queries and keys span all heads.
 Source: transformers ``models/{eurobert,ultrabert,esmc}/modeling_*.py``.
 """
 
@@ -45,7 +46,8 @@ def table(c: Config) -> Table:
 
 
 def _wide_head(t: Table, c: Config, hidden: int, vocab: Dim, tied: str | None) -> None:
-    width = Units("prediction", c.count("prediction_head_size", default=768), noun="channels of the head", or_whole=True)
+    size = c.count("prediction_head_size", default=768)
+    width = Units("prediction", size, noun="channels of the head", or_whole=True)
     with t.stack(optional=True, prefixes=(("cls", ""), ("head.decoder", ""))):
         t.linear("head.linear1", width.each(), hidden, role="up")
         t.linear("head.linear2", hidden, width.each(), role="down")

@@ -1,4 +1,4 @@
-"""Gemma 3n: several residual streams (AltUp), a low-rank pair beside attention (LAuReL), an embedding a layer, shared keys.
+"""Gemma 3n: several residual streams (AltUp), a low-rank pair beside attention (LAuReL), embeddings for every layer.
 
 The first layers set all but the largest of their gate's channels to zero, by mean and spread over all of them: there
 the gate is put together over ranks. The last layers have no keys and values of their own; files may store unused ones.

@@ -58,7 +58,14 @@ def table(c: Config) -> Table:
 
 
 def _attention(
-    t: Table, c: Config, at: str, kv_heads: int, size: int, own: frozenset[int], sharing: frozenset[int], keys_only: bool
+    t: Table,
+    c: Config,
+    at: str,
+    kv_heads: int,
+    size: int,
+    own: frozenset[int],
+    sharing: frozenset[int],
+    keys_only: bool,
 ) -> None:
     """Attention of one kind of layers: with keys and values of their ``own``, or ``sharing`` an earlier layer's."""
     hidden, bias = c.count("hidden_size"), c.flag("attention_bias", default=False)

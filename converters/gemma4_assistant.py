@@ -17,8 +17,8 @@ MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 def table(c: Config) -> Table:
     unified = c.model_type == "gemma4_unified_assistant"
     text = part_of(c, "text_config", model_type="gemma4_unified_text" if unified else "gemma4_text")
-    text = Config({**text.values, "hidden_size_per_layer_input": 0,
-                   "num_kv_shared_layers": text.number("num_kv_shared_layers") or text.count("num_hidden_layers")})  # fmt: skip
+    sharing = text.number("num_kv_shared_layers") or text.count("num_hidden_layers")
+    text = Config({**text.values, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": sharing})
     hidden, outside = text.count("hidden_size"), c.count("backbone_hidden_size", default=3840 if unified else 1536)
 
     t = Table(0)

@@ -27,6 +27,8 @@ def table(c: Config) -> Table:
         t.linear("@decoder.self_conditioning.up_proj", channels, hidden, role="projector_in")
         t.linear("@decoder.self_conditioning.down_proj", hidden, channels, role="projector_out")
         t.norm("@decoder.self_conditioning.pre_norm", hidden)
+        with t.stack(text.count("num_hidden_layers"), prefixes=MODEL):  # the rest of the encoder is the decoder's
+            t.tensor("@encoder.language_model.layers.{layer}.layer_scalar", 1, role="buffer")
     else:
         include_language(t, text)
     if c.model_type == "gemma4_unified":

@@ -22,7 +22,7 @@ USUAL = {
 
 def table(c: Config) -> Table:
     hidden, heads = c.count("hidden_size"), heads_of(c, default_kv=2)
-    size = c.head_dim(heads.query_heads, default=None if c.model_type == "glm4v_text" else 128)
+    size = c.head_dim(heads.query_heads, default=None if c.model_type in USUAL else 128)
 
     t = decoder(c)
     layer = "@layers.{layer}"

@@ -55,7 +55,8 @@ def _blocks(heads: Units, size: int) -> Dim:
     """``[block][q v k][heads of the block][size]``."""
     if heads.count % _BLOCKS:
         raise UnsupportedError(
-            f"{heads.count} attention heads do not divide into CodeGen's {_BLOCKS} blocks; correct 'n_head' in config.json"
+            f"{heads.count} attention heads do not divide into CodeGen's {_BLOCKS} blocks; "
+            "correct 'n_head' in config.json"
         )
     each = heads.count // _BLOCKS
     runs = [heads.run(start, start + each, size) for start in range(0, heads.count, each) for _ in "qvk"]

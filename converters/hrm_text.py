@@ -1,6 +1,6 @@
 """HRM-Text: two stacks of layers that are run in turn, with gate, queries, keys and values in one matrix.
 
-Source: transformers ``models/hrm_text/{modeling,configuration}_hrm_text.py``, names on disk from ``conversion_mapping.py``.
+Source: transformers ``models/hrm_text/{modeling,configuration}_hrm_text.py``; names on disk: ``conversion_mapping.py``.
 """
 
 from __future__ import annotations

@@ -8,7 +8,15 @@ Source: transformers ``models/{hy_v4,axk2}/modeling_*.py``, names on disk from `
 from __future__ import annotations
 
 from tpshard.blocks import (
-    channels_of, decoder, expert_channels, gated_mlp, latent_attention, latent_keys, norms, query_latent, token_indexer,
+    channels_of,
+    decoder,
+    expert_channels,
+    gated_mlp,
+    latent_attention,
+    latent_keys,
+    norms,
+    query_latent,
+    token_indexer,
 )  # fmt: skip
 from tpshard.config import Config
 from tpshard.mixtures import CORRECTION, mixed_layers, mixture, shared_channels

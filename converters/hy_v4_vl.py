@@ -34,7 +34,8 @@ def table(c: Config) -> Table:
 def _tower(c: Config) -> Table:
     hidden, count = c.count("hidden_size"), c.count("num_attention_heads")
     heads, size, patch, merge = Heads("heads", count, count), c.head_dim(count), c.count("patch_size"), "@perceive"
-    places, layer, side = (c.count("max_image_size") // patch) ** 2 + 1, "@layers.{layer}", c.count("spatial_merge_size")
+    places, layer = (c.count("max_image_size") // patch) ** 2 + 1, "@layers.{layer}"
+    out, side = c.count("out_hidden_size"), c.count("spatial_merge_size")
 
     t = Table(c.count("num_hidden_layers"))
     t.tensor("@embeddings.patch_embedding.weight", hidden, c.count("num_channels"), patch, patch, role="vision")
@@ -44,8 +45,7 @@ def _tower(c: Config) -> Table:
     mlp(t, f"{layer}.mlp", channels_of(c), hidden, names=("dense_h_to_4h", "dense_4h_to_h"))
     norms(t, layer, ("input_layernorm", "post_attention_layernorm"), hidden, bias=True)
     t.norm(f"{merge}.norm", hidden)
-    t.whole(f"{merge}.image_newline", c.count("out_hidden_size"), why=MERGER)
-    out = c.count("out_hidden_size")
+    t.whole(f"{merge}.image_newline", out, why=MERGER)
     for number, rows, into, window in ((0, 4 * hidden, hidden, side), (2, out, 4 * hidden, 1)):
         t.whole(f"{merge}.proj.{number}.weight", rows, into, window, window, why=MERGER)
         t.whole(f"{merge}.proj.{number}.bias", rows, why=MERGER)

@@ -1,6 +1,7 @@
 """I-BERT: RoBERTa whose matrices, embeddings and norms carry what their integer forms need.
 
-``weight_integer`` and ``fc_scaling_factor`` are cut like the matrix that they are of; a scale of activations is one number.
+``weight_integer`` and ``fc_scaling_factor`` are cut like the matrix that they are of; a scale of activations is one
+number.
 Source: transformers ``models/ibert/{modeling_ibert,quant_modules}.py``; arXiv 2101.01321.
 """
 
@@ -28,7 +29,8 @@ def table(c: Config) -> Table:
     t = Table(c.count("num_hidden_layers"), prefixes=("ibert.", ""))
     embeddings(t, c, vocab, e.hidden)
     _scales(t, "@embeddings", _EMBEDDINGS)
-    for name, rows, role in (("word", vocab, "embed"), ("position", None, "position"), ("token_type", None, "position")):
+    for name, role in (("word", "embed"), ("position", "position"), ("token_type", "position")):
+        rows = vocab if name == "word" else None
         t.tensor(f"@embeddings.{name}_embeddings.weight_integer", rows, e.hidden, role=role)
         t.tensor(f"@embeddings.{name}_embeddings.weight_scaling_factor", 1, role="buffer")
     encoder_layer(t, e)

@@ -31,7 +31,8 @@ def table(c: Config) -> Table:
     mixed, layer = mixed_layers(c, key="dense_mlp_idx"), "@layers.{layer}"
     full = layers_of(_kinds(c, layers), "hybrid")
 
-    t = Table(layers, c.count("n_routed_experts", "num_local_experts"), prefixes=("model.", "model.language_model.", ""))
+    count = c.count("n_routed_experts", "num_local_experts")
+    t = Table(layers, count, prefixes=("model.", "model.language_model.", ""))
     t.embedding("@embed_tokens", vocab, hidden)
     t.norm("@embed_tokens.embed_norm", hidden)
     t.norm("@norm", hidden)
@@ -43,7 +44,8 @@ def table(c: Config) -> Table:
             _attention(t, c, f"{layer}.self_attn", heads, c.count(f"{swa}head_dim"), c.count(extent))
     norms(t, layer, ("input_layernorm", "post_attention_layernorm"), hidden)
     for name in ("attn_sconv", "mlp_sconv"):
-        t.whole(f"{layer}.{name}.conv1d.weight", hidden, 1, c.count("conv_kernel_size"), why="along the residual stream")
+        kernel = c.count("conv_kernel_size", "sconv_kernel_size")
+        t.whole(f"{layer}.{name}.conv1d.weight", hidden, 1, kernel, why="runs along the residual stream")
     with t.only(mixed.dense):
         gated_mlp(t, f"{layer}.mlp", channels_of(c), hidden)
         t.tensor(f"{layer}.mlp.global_scale", 1, role="buffer")

@@ -24,10 +24,8 @@ def table(c: Config) -> Table:
     t = decoder(c, experts=count, norm="final_layernorm")
     layer = "@layers.{layer}"
     every = frozenset(range(t.layers))
-    attentive = frozenset(range(c.number("attn_layer_offset", default=4), t.layers, c.count("attn_layer_period", default=8)))
-    sparse = frozenset(
-        range(c.number("expert_layer_offset", default=1), t.layers, c.count("expert_layer_period", default=2))
-    )
+    attentive = _periodic(c, "attn_layer", t.layers, first=4, every=8)
+    sparse = _periodic(c, "expert_layer", t.layers, first=1, every=2)
     with t.only(attentive):
         attention(t, f"{layer}.self_attn", heads.query(size), heads.kv(size), hidden)
     with t.only(every - attentive):
@@ -47,3 +45,8 @@ def table(c: Config) -> Table:
         t.one_of("experts", "stacked experts")
     norms(t, layer, ("input_layernorm", "pre_ff_layernorm"), hidden)
     return t
+
+
+def _periodic(c: Config, what: str, layers: int, *, first: int, every: int) -> frozenset[int]:
+    """The layers from ``WHAT_offset`` in steps of ``WHAT_period``."""
+    return frozenset(range(c.number(f"{what}_offset", default=first), layers, c.count(f"{what}_period", default=every)))

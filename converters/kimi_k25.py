@@ -33,13 +33,13 @@ def table(c: Config) -> Table:
     joined = tower.count("hidden_size") * side * across
 
     t = Table(0, prefixes=("model.", ""))
-    published = table_of(text)
-    renamed = [rule._replace(name=rule.name.replace("@layers.", "@blocks.")) for rule in published.rules]
-    spellings = []
-    for form in (published, replace(published, rules=renamed, stacks=[])):
-        spellings.append(len(t.stacks))
-        t.include(form, *LANGUAGE, optional=True)
-    t.one_stack_of(*spellings)
+    language = table_of(text)
+    layers = [rule for rule in language.rules if "{layer}" in rule.name]
+    saved = [rule._replace(name=rule.name.replace("@layers.", "@blocks.")) for rule in layers]
+    t.include(replace(language, rules=[rule for rule in language.rules if rule not in layers], stacks=[]), *LANGUAGE)
+    for form in (layers, saved):
+        t.include(replace(language, rules=form, tied=[], stacks=[]), *LANGUAGE, optional=True)
+    t.one_stack_of(len(t.stacks) - 2, len(t.stacks) - 1)
     include_tower(t, tower, "vision_tower")
     projector(t, "mm_projector", joined, joined, text.count("hidden_size"), names=("proj.0", "proj.2"))
     for block, at in (("published norm", "mm_projector"), ("saved norm", "model.mm_projector")):

@@ -69,7 +69,7 @@ def _types(c: Config, layers: int) -> list[object]:
 
 
 def _channels(c: Config) -> Dim:
-    """The feed-forward channels; LFM2 takes two thirds of what the config says, widened and rounded up, unless told not to."""
+    """The feed-forward channels: of LFM2 two thirds of what the config says, rounded up, unless it says otherwise."""
     width = c.count("block_ff_dim", "intermediate_size")
     if c.model_type == "lfm2" and c.flag("block_auto_adjust_ff_dim", default=True):
         multiple = c.count("block_multiple_of", default=256)

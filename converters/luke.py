@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from tpshard.blocks import vocabulary_of
 from tpshard.config import Config
-from tpshard.encoders import Encoder, embeddings, encoder_layer, encoder_of, layer_norms, masked_head, pooler, task_heads
+from tpshard.encoders import (
+    Encoder,
+    embeddings,
+    encoder_layer,
+    encoder_of,
+    layer_norms,
+    masked_head,
+    pooler,
+    task_heads,
+)
 from tpshard.partition import Padded
 from tpshard.table import Table
 

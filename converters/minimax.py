@@ -28,7 +28,8 @@ def table(c: Config) -> Table:
     with t.only(layers_of(types, *ATTENTION)):
         attention(t, at, heads.query(size), heads.kv(size), hidden)
     with t.only(layers_of(types, *RECURRENT)):
-        own, block = Units("linear_heads", heads.query_heads, noun="lightning heads"), c.count("block_size", default=256)
+        own = Units("linear_heads", heads.query_heads, noun="lightning heads")
+        block = c.count("block_size", default=256)
         t.linear(f"{at}.qkv_proj", own.each(3 * size), hidden, role="linear_in")
         t.linear(f"{at}.output_gate", own.each(size), hidden, role="linear_in")
         t.norm(f"{at}.norm", own.each(size))
@@ -42,8 +43,9 @@ def table(c: Config) -> Table:
         with t.block(kind):
             t.linear(f"{layer}.{module}.gate", count, hidden, role="router")
     experts(
-        t, f"{layer}.block_sparse_moe.experts", count, channels_of(c), hidden, names=MIXTRAL, bank=f"{layer}.mlp.experts"
-    )
+        t, f"{layer}.block_sparse_moe.experts", count, channels_of(c), hidden, names=MIXTRAL,
+        bank=f"{layer}.mlp.experts",
+    )  # fmt: skip
     t.one_of("experts", "stacked experts")
     norms(t, layer, ("input_layernorm", "post_attention_layernorm"), hidden)
     return t

@@ -47,7 +47,9 @@ def table(c: Config) -> Table:
 
 def _types(c: Config, *names: str, pattern: str) -> list[str]:
     listed = c.get(*names)
-    return list(listed) if listed is not None else [LETTERS.get(letter, letter) for letter in c.get(pattern, default="")]
+    if listed is not None:
+        return list(listed)
+    return [LETTERS.get(letter, letter) for letter in c.get(pattern, default="")]
 
 
 def _layers(t: Table, c: Config, layer: str, types: Sequence[str], hidden: int, count: int) -> None:

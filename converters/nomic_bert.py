@@ -1,7 +1,7 @@
 """NomicBERT, GTE and Jina's embeddings v3: BERT with rotary positions, and q, k, v as three blocks of one matrix.
 
 Nomic and GTE have a gate in the feed-forward, GTE in one matrix with what it gates; Jina has none.
-Source: transformers ``models/{nomic_bert,gte,jina_embeddings_v3}/`` and ``conversion_mapping.py`` for the names on disk.
+Source: transformers ``models/{nomic_bert,gte,jina_embeddings_v3}/`` and ``conversion_mapping.py`` for names on disk.
 """
 
 from __future__ import annotations

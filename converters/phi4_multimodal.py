@@ -7,9 +7,9 @@ Source: transformers ``models/phi4_multimodal/modeling_phi4_multimodal.py``.
 
 from __future__ import annotations
 
-from tpshard.blocks import attention, fused_mlp, mlp, norms
+from tpshard.blocks import attention, fused_mlp, norms
 from tpshard.config import Config
-from tpshard.partition import Heads, Padded, Units
+from tpshard.partition import Heads, Units
 from tpshard.registry import table_of
 from tpshard.table import Table
 

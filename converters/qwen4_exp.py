@@ -90,7 +90,7 @@ def _ngrams(t: Table, c: Config, at: str, hidden: int, index: int) -> None:
     longest = c.count("ngram_size", default=3)
     heads = (longest - 1) * c.count("heads_per_ngram", default=8)
     parts = c.count("split_ngram_parts", default=512)
-    rows = Units(f"ngrams.{index}", _table_rows(c, heads, index) // parts, noun="rows of every part of the n-gram table")
+    rows = Units(f"ngrams.{index}", _table_rows(c, heads, index) // parts, noun="rows of a part of the n-gram table")
     table = f"{at}.ple_embedding"
     for part in range(parts):
         t.embedding(f"{table}.ngram_embedding.shard_{part}", rows.each(), width // heads)
@@ -110,11 +110,13 @@ def _table_rows(c: Config, heads: int, index: int) -> int:
     Raises:
         UnsupportedError: numbers so large that looking for the primes would take long.
     """
-    base, divisor = c.count("ngram_vocab_size_base", default=20_000_000), c.count("make_ngram_vocab_size_divisible_by", default=128)
+    base = c.count("ngram_vocab_size_base", default=20_000_000)
+    multiple = c.count("make_ngram_vocab_size_divisible_by", default=128)
     if base > 2**31 or heads * (index + 1) > 2**12:
         raise UnsupportedError(
-            f"config.json: n-gram tables of {base} rows for {heads} heads in {index + 1} layers are more than is supported"
+            f"config.json: n-gram tables of {base} rows for {heads} heads in {index + 1} layers are more than is "
+            "supported; correct the counts"
         )
     primes = (n for n in count(base) if n > 1 and all(n % divisor for divisor in range(2, isqrt(n) + 1)))
     rows = sum(islice(primes, heads * index, heads * (index + 1)))
-    return -(-rows // divisor) * divisor
+    return -(-rows // multiple) * multiple

@@ -3,14 +3,24 @@
 After the sums as in BERT, before the blocks (XLM-RoBERTa-XL), or before them with other names (PreLayerNorm). X-MOD
 adds a pair of small matrices a language to every layer. Longformer has a second q, k and v for the tokens that see
 all others.
-Source: transformers ``models/{roberta,camembert,data2vec,longformer,roberta_prelayernorm,xlm_roberta,xlm_roberta_xl,xmod}``.
+Source: transformers ``models/{roberta,camembert,data2vec,longformer,xmod}/`` and
+``models/{roberta_prelayernorm,xlm_roberta,xlm_roberta_xl}/``.
 """
 
 from __future__ import annotations
 
 from tpshard.blocks import vocabulary_of
 from tpshard.config import Config
-from tpshard.encoders import Encoder, embeddings, encoder_layer, encoder_of, layer_norms, masked_head, pooler, task_heads
+from tpshard.encoders import (
+    Encoder,
+    embeddings,
+    encoder_layer,
+    encoder_of,
+    layer_norms,
+    masked_head,
+    pooler,
+    task_heads,
+)
 from tpshard.partition import Units
 from tpshard.table import Table
 
@@ -60,7 +70,7 @@ def table(c: Config) -> Table:
 
 
 def _adapters(t: Table, c: Config, e: Encoder) -> None:
-    """A pair of matrices for each language, of which a sentence takes one; and the norm before them, if they have one."""
+    """A pair of matrices for each language, of which a sentence takes one; and the norm before, if there is one."""
     width = e.hidden // c.count("adapter_reduction_factor", default=2)
     narrow = Units("adapter", width, noun="channels of an adapter", or_whole=True).each()
     at = "@encoder.layer.{layer}.output"

@@ -1,4 +1,4 @@
-"""RoFormer: BERT's layers with rotary positions, whose table of sinusoids files hold, and embeddings that may be narrower.
+"""RoFormer: BERT's layers with rotary positions, whose sinusoids files hold, and embeddings that may be narrower.
 
 Source: transformers ``models/roformer/modeling_roformer.py``.
 """

@@ -58,7 +58,8 @@ def _texts(t: Table, c: Config, vocab: Dim, hidden: int) -> None:
     with t.stack(prefixes=PREFIXES, optional=True):
         t.embedding("@encoder.prenet.embed_tokens", vocab, hidden)
     with t.stack(prefixes=PREFIXES, optional=True):
-        t.shared("@decoder.prenet.embed_tokens.weight", heads=(f"{head}.weight",) if tied else (), vocab=vocab, width=hidden)
+        heads = (f"{head}.weight",) if tied else ()
+        t.shared("@decoder.prenet.embed_tokens.weight", heads=heads, vocab=vocab, width=hidden)
     if not tied:
         with t.stack(optional=True):
             t.linear(head, vocab, hidden, role="head")

@@ -1,4 +1,4 @@
-"""Voxtral Realtime: a causal encoder with Llama's layers, some of its frames joined, and a language model told the delay.
+"""Voxtral Realtime: a causal encoder with Llama's layers, its frames joined, and a language model that knows the delay.
 
 Every layer of the language model scales its feed-forward's input by what two small matrices make of the delay.
 Source: transformers ``models/voxtral_realtime/modeling_voxtral_realtime.py``.

@@ -11,7 +11,16 @@ from tpshard.blocks import mlp
 from tpshard.config import Config
 from tpshard.partition import Heads
 from tpshard.speech import (
-    AFTER, DENSE, INTO, PLACES, WAVE, conformer_layer, ctc_head, encoder_attention, encoder_channels, encoder_heads,
+    AFTER,
+    DENSE,
+    INTO,
+    PLACES,
+    WAVE,
+    conformer_layer,
+    ctc_head,
+    encoder_attention,
+    encoder_channels,
+    encoder_heads,
 )  # fmt: skip
 from tpshard.table import Table
 

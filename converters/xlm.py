@@ -15,7 +15,8 @@ MODEL_TYPES = ("flaubert", "xlm")
 
 
 def table(c: Config) -> Table:
-    hidden, count, vocab = c.count("emb_dim", "hidden_size"), c.count("n_heads", "num_attention_heads"), vocabulary_of(c)
+    hidden, count = c.count("emb_dim", "hidden_size"), c.count("n_heads", "num_attention_heads")
+    vocab = vocabulary_of(c)
     heads, size = Heads("heads", count, count), c.with_usual(hidden_size=hidden).head_dim(count)
     ffn = Units("ffn", 4 * hidden, noun="feed-forward channels").each()
     languages = c.count("n_langs", default=1)

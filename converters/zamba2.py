@@ -45,7 +45,7 @@ def table(c: Config) -> Table:
     with t.only(hybrid[blocks:]), t.block("repeated"):
         _shared(t, c, f"{layer}.shared_transformer", hidden, bias)
     rank = c.count("adapter_rank", default=128)
-    for number, user in enumerate(hybrid):
+    for number in range(len(hybrid)):
         with t.only([hybrid[number % blocks]]):
             _adapters(t, c, f"{layer}.shared_transformer", hidden, number, rank)
     return t
@@ -63,7 +63,7 @@ def _shared(t: Table, c: Config, at: str, hidden: int, bias: bool) -> None:
 
 
 def _adapters(t: Table, c: Config, at: str, hidden: int, number: int, rank: int) -> None:
-    """The adapters of the layer that is the ``number``-th to use a shared block: down to a latent, and up along the cut."""
+    """The adapters of the ``number``-th layer that uses a shared block: down to a latent, and up along the cut."""
     heads, size = _heads(c, hidden)
     why = "all that the adapter makes is made of its latent"
     mlp = f"{at}.feed_forward.gate_up_proj_adapter_list.{number}"

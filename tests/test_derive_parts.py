@@ -96,7 +96,7 @@ TWO = {"hidden_size": 96, "num_attention_heads": 16, "num_key_value_heads": 4, "
         ((40, 80), "kv_lora_rank + qk_rope_head_dim"),
         ((320, 480), "2 * intermediate_size"),
         ((128, 512), "head_dim * num_attention_heads"),
-        ((4, 4), "4"),
+        ((7, 7), "7"),
         ((13, 977), None),
     ],
 )

@@ -1,4 +1,4 @@
-"""Exact rules of GPT-like decoders and BERT-like encoders: rows of fused matrices, spellings on disk, marks, refusals."""
+"""Exact rules of GPT-like decoders and BERT-like encoders: fused matrices, spellings on disk, marks, refusals."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def test_each_missing_tensor_of_the_body_is_named(model_type: str) -> None:
     optional = {number for number, stack in enumerate(table.stacks) if stack.optional}
     body = [name for name in shapes if rule_of(table, name).stack not in optional]
     for name in body[:: max(len(body) // 12, 1)]:
-        with pytest.raises(DamagedError, match="missing from the weights|holds none of"):
+        with pytest.raises(DamagedError, match=r"missing from the weights|holds none of"):
             match(table, tensors({n: s for n, s in shapes.items() if n != name}))
 
 
@@ -264,7 +264,7 @@ def test_a_head_is_there_whole_or_not_at_all(model_type: str) -> None:
     for head in heads_of_classes(config):
         match(table, tensors({n: s for n, s in shapes.items() if n not in head}))
         if len(head) > 1:
-            with pytest.raises(DamagedError, match="missing|none of"):
+            with pytest.raises(DamagedError, match=r"missing|none of"):
                 match(table, tensors({n: s for n, s in shapes.items() if n != head[-1]}))
 
 
@@ -281,7 +281,7 @@ def test_norms_have_one_spelling_or_the_other(model_type: str) -> None:
     assert len(new) == len(old)
     match(table, tensors(old))
     one = next(name for name in old if re.search(r"\d.*\.gamma$", name))
-    with pytest.raises(DamagedError, match="norms|missing"):
+    with pytest.raises(DamagedError, match=r"norms|missing"):
         match(table, tensors({**new, one: old[one]}))  # one norm in both spellings
     with pytest.raises(DamagedError):
         match(table, tensors({n: s for n, s in old.items() if n != one}))
@@ -308,10 +308,13 @@ HUB = {  # names as well-known releases have them, and what they are
     "bigscience/bloom": ("bloom", {"word_embeddings_layernorm.weight": "norm", "h.0.mlp.dense_h_to_4h.weight": "up"}),
     "EleutherAI/gpt-j-6b": ("gptj", {"transformer.h.0.attn.masked_bias": "buffer", "lm_head.bias": "head_bias"}),
     "Salesforce/codegen-350M-mono": ("codegen", {"transformer.h.0.attn.causal_mask": "buffer"}),
-    "openai-community/openai-gpt": ("openai-gpt", {"tokens_embed.weight": "embed", "positions_embed.weight": "position"}),
-    "nomic-ai/nomic-embed-text-v1.5": ("nomic_bert", {"emb_ln.weight": "norm", "encoder.layers.0.mlp.fc12.weight": "gate"}),
+    "openai-community/openai-gpt": ("openai-gpt", {
+        "tokens_embed.weight": "embed", "positions_embed.weight": "position"}),
+    "nomic-ai/nomic-embed-text-v1.5": ("nomic_bert", {
+        "emb_ln.weight": "norm", "encoder.layers.0.mlp.fc12.weight": "gate"}),
     "answerdotai/ModernBERT-base": ("modernbert", {
-        "head.dense.weight": "head_projection", "decoder.bias": "head_bias", "model.layers.1.attn_norm.weight": "norm"}),
+        "head.dense.weight": "head_projection", "decoder.bias": "head_bias",
+        "model.layers.1.attn_norm.weight": "norm"}),
     "google/electra-base-discriminator": ("electra", {"discriminator_predictions.dense_prediction.weight": "pooler"}),
 }  # fmt: skip
 
@@ -340,7 +343,8 @@ LIES: dict[str, tuple[Config, Shapes, str]] = {
         config_of("modernbert"), {**checkpoint(config_of("modernbert")), "model.layers.0.attn_norm.weight": (32,)},
         r"layers\.0\.attn_norm"),
     "hashed attention in a local layer": (
-        config_of("reformer", attn_layers=["lsh", "lsh"]), checkpoint(config_of("reformer")), r"layers\.0.*(query|key)"),
+        config_of("reformer", attn_layers=["lsh", "lsh"]), checkpoint(config_of("reformer")),
+        r"layers\.0.*(query|key)"),
 }  # fmt: skip
 
 
@@ -367,7 +371,8 @@ def test_a_count_that_cannot_be_is_refused(case: str) -> None:
 
 def test_a_tied_head_is_its_embedding_and_an_untied_one_must_be_there() -> None:
     shapes = checkpoint(config_of("gpt_neo"))
-    assert match(table_for(config_of("gpt_neo")), tensors(shapes)).aliases == {"lm_head.weight": "transformer.wte.weight"}
+    tied = match(table_for(config_of("gpt_neo")), tensors(shapes))
+    assert tied.aliases == {"lm_head.weight": "transformer.wte.weight"}
     with pytest.raises(DamagedError, match=r"lm_head\.weight is missing"):
         match(table_for(config_of("gpt_neo", tie_word_embeddings=False)), tensors(shapes))
 
@@ -405,7 +410,8 @@ RELEASED: dict[str, Config] = {
     "git-base": {"model_type": "git", "vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 6,
                  "num_attention_heads": 12, "intermediate_size": 3072, "max_position_embeddings": 1024,
                  "vision_config": {"hidden_size": 768, "patch_size": 16}},
-    "gpt2": {"model_type": "gpt2", "vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024},
+    "gpt2": {"model_type": "gpt2", "vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12,
+             "n_positions": 1024},
     "biogpt": {"model_type": "biogpt", "vocab_size": 42384, "hidden_size": 1024, "num_hidden_layers": 24,
                "num_attention_heads": 16, "intermediate_size": 4096, "max_position_embeddings": 1024},
     "bloom": {"model_type": "bloom", "vocab_size": 250880, "n_embed": 14336, "n_layer": 70, "num_attention_heads": 112},
@@ -425,7 +431,7 @@ def test_nearly_everything_of_a_release_is_cut(release: str, tp_size: int) -> No
     shapes = checkpoint(config, without=r"^lm_predictions|^mask_predictions|^embedding_decoder")
     matched = match(table_for(config), tensors(shapes))
     total = held = 0
-    for name, dims in matched.dims.items():
+    for dims in matched.dims.values():
         parts = [partition(dim, tp_size) for dim in dims]
         sizes = [1] * tp_size
         count = 1

@@ -202,7 +202,7 @@ def test_each_missing_tensor_is_named(model_type: str) -> None:
     config = config_of(model_type)
     table, shapes = table_for(config), checkpoint(config)
     for name in list(shapes)[:: max(len(shapes) // 12, 1)]:
-        with pytest.raises(DamagedError, match="missing from the weights|holds none of"):
+        with pytest.raises(DamagedError, match=r"missing from the weights|holds none of"):
             match(table, tensors({n: s for n, s in shapes.items() if n != name}))
 
 
@@ -234,7 +234,8 @@ FORMS: dict[str, tuple[Config, Sequence[str], str]] = {  # other spellings and f
                         "backbone.layers.1.mixer.up_proj.weight"),
     "experts in a latent": (config_of("nemotron_h", moe_latent_size=7), [],
                             "backbone.layers.3.mixer.fc1_latent_proj.weight"),
-    "no experts": (config_of("granitemoehybrid", num_local_experts=0), [], "model.layers.0.shared_mlp.input_linear.weight"),
+    "no experts": (config_of("granitemoehybrid", num_local_experts=0), [],
+                   "model.layers.0.shared_mlp.input_linear.weight"),
     "both kinds in a layer": (config_of("falcon_h1", mamba_rms_norm=True), [], "model.layers.3.mamba.norm.weight"),
     "xlstm, fused": (config_of("xlstm", weight_mode="fused"), [], "backbone.blocks.0.mlstm_layer.qkv_opreact.weight"),
     "a prediction layer": (config_of("bailing_hybrid"), [], "model.layers.3.attention.kv_b_proj.weight"),
@@ -280,7 +281,8 @@ LIES: dict[str, tuple[Config, Shapes, str]] = {
                                   checkpoint(config_of("qwen3_5_moe_text")), r"in_proj_qkv.*no rule"),
     "attention where the config has a state": (config_of("bamba", attn_layer_indices=[1]),
                                                checkpoint(config_of("bamba")), r"no rule|missing"),
-    "a layer fewer": (config_of("lfm2", num_hidden_layers=3), checkpoint(config_of("lfm2")), r"layers\.3.*no rule|3 layers"),
+    "a layer fewer": (config_of("lfm2", num_hidden_layers=3), checkpoint(config_of("lfm2")),
+                      r"layers\.3.*no rule|3 layers"),
     "a wider width": (config_of("rwkv", hidden_size=64), checkpoint(config_of("rwkv")), r"32.*64"),
     "n-gram tables of other primes": (config_of("qwen4_exp_text", ngram_vocab_size_base=100),
                                       checkpoint(config_of("qwen4_exp_text")), r"16.*106"),

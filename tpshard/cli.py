@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 
+from .cliderive import derive
 from .cliparts import (
     F,
     drop_stdout,
@@ -29,7 +30,6 @@ from .cliparts import (
     show,
     table_option,
 )
-from .cliderive import derive
 from .cliverify import judging, run_of, settings_of, verify
 from .errors import NotProvenError, StorageError, TpshardError, UnsupportedError, UsageError
 from .listing import GONE, current_directory_is_gone

@@ -25,14 +25,18 @@ LANGUAGE: tuple[Prefix, ...] = (
 
 
 def language_config(c: Config, *names: str, model_type: str = "llama", tied: bool = False) -> Config:
-    """The config of the language model that ``names`` (``text_config``) hold, else the whole where it is flat.
+    """The config of the language model that ``names`` (``text_config``) hold, else the whole where that counts layers.
 
     The head is tied where the whole or the part says so; ``tied`` is what the whole says by default.
+
+    Raises:
+        DamagedError: there is none, and the whole counts no layers itself.
     """
     names = names or ("text_config", "llm_config")
-    flat = c.get(*names) is None
-    text = part_of(Config({"text_config": {**c.values, "model_type": model_type}} if flat else c.values),
-                   *(("text_config",) if flat else names), model_type=model_type)  # fmt: skip
+    if c.get(*names) is None and c.get("num_hidden_layers") is not None:
+        text = Config({**c.values, "model_type": model_type})
+    else:
+        text = part_of(c, *names, model_type=model_type)
     is_tied = c.flag("tie_word_embeddings", default=tied) or text.flag("tie_word_embeddings", default=False)
     return Config({**text.values, "tie_word_embeddings": is_tied})
 

@@ -204,7 +204,8 @@ def _route(
     unit: int,
 ) -> Route:
     """The column map of one cut dimension whose indices take ``unit`` bits each."""
-    extent = max((run.start + run.length for runs in (*source_runs, *target_runs) for run in runs), default=0)
+    held = [run for runs in (*source_runs, *target_runs) for run in runs if run.start != PAD]
+    extent = max((run.start + run.length for run in held), default=0)
     copies: list[Copy] = []
     same: list[Same] = []
     sources = _stretches(source_runs, source_at)

@@ -303,7 +303,7 @@ def _require_complete(
 
 
 def _require_outside(table: Table, number: int, outside: Sequence[tuple[_Entry, bool]]) -> None:
-    """What is outside the layers: every mandatory tensor, or all of a block or none of it, and one block of a choice."""
+    """What is outside the layers: every mandatory tensor, all of a block or none of it, one block of a choice."""
     held = {entry.rule.block for entry, there in outside if there}
     blocks = {entry.rule.block for entry, _ in outside}
     for entry, there in outside:

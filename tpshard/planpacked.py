@@ -102,12 +102,24 @@ def _as_one(role: str, group: Sequence[Member]) -> Member:
     chosen = _reference(group)
     if role in VOCABULARY:
         chosen = next((m for m in group if m.cuts and _by_unit(m)), chosen)
+        return Member(chosen.tensor._replace(role=role), [(n, _in_units(chosen, n, cut)) for n, cut in chosen.cuts], True)
     cuts = [(number, _once(cut) if role in ROW - EMBED else cut) for number, cut in chosen.cuts]
     return Member(chosen.tensor._replace(role=role), cuts, packed=True)
 
 
 def _by_unit(member: Member) -> bool:
     return all(segment.per == 1 for dim in member.tensor.dims for segment in dim.segments)
+
+
+def _in_units(member: Member, number: int, cut: CutDim) -> CutDim:
+    """The dimension with its padding in units of the axis, of which some fill the last group."""
+    padding = []
+    segments = [segment for segment in member.tensor.dims[number].segments if segment.axis is not None]
+    for rank, pad in enumerate(cut.padding):
+        held = sum(stop - start for spans in cut.held.values() for start, stop in spans[rank])
+        size, per = segments[0].size, segments[0].per
+        padding.append((-(-held // per) + pad // size) * per - held)
+    return replace(cut, padding=padding, sizes=dict.fromkeys(cut.sizes, 1))
 
 
 def _once(cut: CutDim) -> CutDim:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from .intervals import PAD
 from .partition import Axis
-from .plancuts import CutDim, Planned, Spans, Stream, spans_text, tiling_fault, unit_noun, units_of
+from .plancuts import CutDim, Planned, Spans, spans_text, tiling_fault, unit_noun, units_of
 from .roles import Part
 from .table import AFTER_SUM
 

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from .manifest import NAME, Manifest
-from .plancuts import CutDim, Planned, held_twice, hole, planned, read_dim
 from .planblocks import blocks_of
+from .plancuts import CutDim, Planned, held_twice, hole, planned, read_dim
 from .planpacked import matrices
 from .planparts import Member, judge_part, judge_vocabulary
 from .reports import Finding
@@ -181,7 +181,7 @@ class _Book:
         twice = held_twice(tensor) or hole(tensor, self.tp_size)
         if twice:
             yield f"{_HERE}: {twice}"
-        if base in WHOLE and member.cuts and tensor.note != NEEDS_GATHER:
+        if base in WHOLE and member.cuts and tensor.note != NEEDS_GATHER and role != "gathered_bias":
             yield f"{_HERE} ({role}) is cut, and every rank needs it whole"
         if base == "norm":
             if member.cuts and tensor.note != NEEDS_SUM:

@@ -34,8 +34,8 @@ def _part(name: str, ins: str, outs: str, each: str = "", inner: str = "") -> Pa
 
 
 PARTS = (
-    # q_gate: queries, with a gate beside each head's; qkv_gate: a fused matrix with a gate among its blocks. q_b, kv_b: from a latent to the heads.
-    # attn_gate: what the heads' outputs are multiplied with.
+    # q_gate: queries, with a gate beside each head's. qkv_gate: a fused matrix with a gate among its blocks.
+    # q_b, kv_b: from a latent to the heads. attn_gate: what the heads' outputs are multiplied with.
     # o_group: from a group of heads to its latent, which o takes (DeepSeek-V4's output matrix in two steps).
     # attn_head: values of single heads (slopes, scales, tables with a column a head). attn_mix: mixes heads.
     _part("attention", "q q_gate k v kv qkv qkv_gate q_b kv_b attn_gate o_group", "o", "sinks attn_head", "attn_mix"),

@@ -21,7 +21,7 @@ AFTER = "a small module behind the encoder"
 
 
 def encoder_heads(c: Config, *keys: str, width: int) -> tuple[Heads, int]:
-    """The heads that the first of ``keys`` counts, and the size of one, where they are as wide as ``width`` together."""
+    """The heads that the first of ``keys`` counts, together as wide as ``width``, and the size of one."""
     count = c.count(*(keys or ("num_attention_heads",)))
     if width % count:
         raise DamagedError(f"config.json: {count} attention heads do not divide the width {width}; correct the counts")

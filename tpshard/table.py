@@ -328,7 +328,7 @@ class Table:
             self._stack = outer
 
     def one_stack_of(self, *stacks: int) -> None:
-        """A checkpoint holds exactly one of these optional stacks: spellings of one model that count layers otherwise."""
+        """A checkpoint holds exactly one of these optional stacks: spellings of one model, whose layers differ."""
         self.spellings.append(stacks)
 
     def include(

@@ -10,7 +10,7 @@ from typing import Any
 from .variation import Path, is_size, numbers_in
 
 Values = tuple[int, ...]
-_FACTORS = (2, 3, 4, 5, 6, 8)
+_FACTORS = {2: 1.0, 3: 1.2, 4: 1.2, 5: 2.5, 6: 2.0, 8: 2.0}  # and how far-fetched each is
 UNLIKELY = 3.0  # costs more: keys that are no size, or were the same in all configs
 
 
@@ -80,9 +80,9 @@ class Numbers:
                 yield one
             for c in _FACTORS:
                 if tuple(v * c for v in own) == values:
-                    yield _binary(str(c), "*", one, 1.0)
+                    yield _binary(str(c), "*", one, _FACTORS[c])
                 if all(v % c == 0 for v in own) and tuple(v // c for v in own) == values:
-                    yield Expression(f"{one.source} // {c}", one.keys, one.cost + 1.5, False)
+                    yield Expression(f"{one.source} // {c}", one.keys, one.cost + 0.5 + _FACTORS[c], False)
         pairs = [(a, b, x, y) for a, x in atoms for b, y in atoms]
         products: dict[Values, Expression] = {}
         for a, b, x, y in pairs:
@@ -96,7 +96,7 @@ class Numbers:
                     yield e
                 for c in _FACTORS:
                     if tuple(v * c for v in product) == values:
-                        yield Expression(f"{c} * {e.source}", e.keys, cost + 1.0, False)
+                        yield Expression(f"{c} * {e.source}", e.keys, cost + _FACTORS[c], False)
                 if tuple(p + q for p, q in zip(x, y, strict=True)) == values:
                     yield Expression(f"{a.source} + {b.source}", (*a.keys, *b.keys), cost + 0.5, False)
             if all(p % q == 0 for p, q in zip(x, y, strict=True)):
@@ -110,7 +110,9 @@ class Numbers:
                 yield Expression(f"{a.source} - {b.source}", (*a.keys, *b.keys), cost + 2.0, False)
             for c in _FACTORS:
                 if tuple(p + c * q for p, q in zip(x, y, strict=True)) == values:
-                    yield Expression(f"{a.source} + {c} * {b.source}", (*a.keys, *b.keys), cost + 2.0, False)
+                    yield Expression(
+                        f"{a.source} + {c} * {b.source}", (*a.keys, *b.keys), cost + 1.0 + _FACTORS[c], False
+                    )
                 if tuple(c * p for p in x) == tuple(v * q for v, q in zip(values, y, strict=True)):
                     yield Expression(f"{c} * {a.source} // {b.source}", (*a.keys, *b.keys), cost + 1.5, False)
         for product, e in products.items():

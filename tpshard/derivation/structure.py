@@ -156,18 +156,24 @@ def _scanned(
                     if name in fed:
                         note(at, channel, name, fed[name])
     for at in sums:
-        shape = trace.probe.parameters[at.parameter].shape
-        lengths = [shape[d] for d in at.contracted]
-        for channel in range(trace.channels(at)):
-            mask = torch.ones(shape, dtype=torch.bool)
-            rest = channel
-            for d, length in reversed(list(zip(at.contracted, lengths, strict=True))):
-                keep = torch.zeros(length, dtype=torch.bool)
-                keep[rest % length] = True
-                rest //= length
-                mask &= keep.view(-1, *[1] * (len(shape) - d - 1))
-            note(at, channel, at.parameter, mask)
+        _own_channels(trace, disk, at, out[at])
     return out
+
+
+def _own_channels(trace: Trace, disk: _Disk, at: Sum, out: dict[tuple[str, int], torch.Tensor]) -> None:
+    """Which index of the product's own tensors belongs to which channel."""
+    shape = trace.probe.parameters[at.parameter].shape
+    channel = torch.zeros(shape, dtype=torch.long)
+    for dim in at.contracted:
+        along = torch.arange(shape[dim]).view(-1, *[1] * (len(shape) - dim - 1))
+        channel = channel * shape[dim] + along
+    flat = channel.flatten()
+    for name, places, where in disk.parts[at.parameter]:
+        for dim, index in enumerate(torch.unravel_index(where, trace.probe.shapes[name])):
+            table = out.setdefault(
+                (name, dim), torch.zeros((trace.probe.shapes[name][dim], trace.channels(at)), dtype=torch.bool)
+            )
+            table[index, flat[places]] = True
 
 
 def _coded(

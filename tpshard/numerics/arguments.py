@@ -17,7 +17,7 @@ from torch import nn
 from tpshard.errors import UnsupportedError
 
 from .assisting import from_assisted
-from .media import count_of, images, sounds, videos
+from .media import PLACEHOLDERS, count_of, image_tokens, images, sounds, videos
 from .skeleton import Skeleton
 
 CROSS = re.compile(r"cross|encoder_attn|encdec|encoder_decoder_attention", re.IGNORECASE)
@@ -114,6 +114,7 @@ def arguments_of(skeleton: Skeleton, rows: Rows) -> dict[str, Any]:
     inputs: dict[str, Any] = {}
     if main == "input_ids" and "input_ids" in wanted and vocabulary_of(skeleton):
         inputs["input_ids"] = _token_ids(skeleton, rows)
+        inputs |= _pictured(skeleton, rows, inputs["input_ids"])
         if {"attention_mask", "position_ids"} <= wanted.keys():
             inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
         if hasattr(model, "logit_scale"):  # compares texts with images, and runs on neither alone
@@ -127,7 +128,7 @@ def arguments_of(skeleton: Skeleton, rows: Rows) -> dict[str, Any]:
     if "decoder_input_ids" in wanted and decoder_vocabulary(skeleton):
         inputs["decoder_input_ids"] = _decoder_ids(skeleton, rows)
     inputs |= encoder_states(skeleton, rows) | _beside(wanted, rows) | from_assisted(config, wanted, rows)
-    if main not in inputs:
+    if main not in inputs and (main in wanted or not inputs.keys() & {"input_values", "input_features", "pixel_values"}):
         raise UnsupportedError(
             f"{type(model).__name__} takes {main}, and config.json has no number that says of what size; "
             "verify by bytes and plan"
@@ -150,7 +151,7 @@ def _decoder_ids(skeleton: Skeleton, rows: Rows) -> torch.Tensor:
         return torch.stack([rows.ids(vocabulary, f"decoder ids of channel {n}") for n in range(channels)], -1)
     ids = rows.ids(decoder_vocabulary(skeleton), "decoder ids")
     padding = getattr(config.get_text_config(decoder=True), "pad_token_id", None)
-    return ids if padding is None else torch.where(ids == padding, ids.roll(1, -1), ids)
+    return ids if padding is None else torch.where(ids == padding, padding + 1, ids)
 
 
 def _beside(wanted: Mapping[str, Any], rows: Rows) -> dict[str, torch.Tensor]:
@@ -165,6 +166,41 @@ def _beside(wanted: Mapping[str, Any], rows: Rows) -> dict[str, torch.Tensor]:
         mask[:, ::4] = 1
         out["global_attention_mask"] = mask
     return out
+
+
+def pictures(skeleton: Skeleton) -> int:
+    """Tokens of a text that one image takes, where the model reads images among text and that can be told; else 0."""
+    model = skeleton.model
+    wanted = takes(model)
+    if not {"input_ids", "pixel_values"} <= wanted.keys() or _placeholder(model.config) is None:
+        return 0
+    return image_tokens(model, images(model.config, wanted, _One()))
+
+
+class _One:
+    """A row whose content does not matter."""
+
+    rows = tokens = 1
+
+    def values(self, name: str, *shape: int) -> torch.Tensor:
+        return torch.empty(1, *shape, device="meta")
+
+
+def _placeholder(config: Any) -> int | None:
+    return next((v for key in PLACEHOLDERS if isinstance(v := getattr(config, key, None), int)), None)
+
+
+def _pictured(skeleton: Skeleton, rows: Rows, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """An image for every row, if there is room for its tokens; ``ids`` then begin with their placeholders."""
+    model, token = skeleton.model, _placeholder(skeleton.model.config)
+    if token is None:
+        return {}
+    ids[ids == token] = token - 1 if token else 1
+    count = pictures(skeleton)
+    if not count or count >= rows.tokens:
+        return {}
+    ids[:, :count] = token
+    return images(model.config, takes(model), rows)
 
 
 def in_dtype(value: Any, compute: torch.dtype) -> Any:

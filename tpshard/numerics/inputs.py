@@ -11,7 +11,7 @@ import torch
 from tpshard.errors import UnsupportedError, UsageError
 from tpshard.listing import shown
 
-from .arguments import arguments_of, in_dtype, takes
+from .arguments import arguments_of, in_dtype, pictures, takes
 from .batch import Batch
 from .skeleton import Skeleton
 
@@ -37,6 +37,8 @@ def inputs_of(skeleton: Skeleton, batch: Batch, config: Any, device: torch.devic
     """
     inputs = arguments_of(skeleton, batch)
     batch.units |= {value.shape[0] // batch.rows for value in inputs.values() if torch.is_tensor(value)}
+    if "image_grid_thw" in inputs:
+        batch.units.add(pictures(skeleton))  # patches that were merged
     longest = int(getattr(config, "max_position_embeddings", 0) or getattr(config, "n_positions", 0) or 0)
     near = near or bool(getattr(config, "index_block_size", 0))  # a position is then looked up among the keys' blocks
     if "position_ids" in takes(skeleton.model) and "input_ids" in inputs and longest >= batch.tokens and not near:

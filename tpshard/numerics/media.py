@@ -71,14 +71,6 @@ def images(config: Any, takes: Mapping[str, Any], rows: Any) -> dict[str, torch.
     return out
 
 
-def videos(config: Any, rows: Any) -> dict[str, torch.Tensor]:
-    """``pixel_values_videos [rows, frames, channels, height, width]`` of as few frames as make a patch."""
-    vision = getattr(config, "vision_config", None) or config
-    side, frames = count_of(vision, "crop_size", "image_size"), count_of(vision, "tubelet_size", "temporal_patch_size")
-    channels = count_of(vision, *CHANNELS) or 3
-    return {"pixel_values_videos": rows.values("video", frames or 1, channels, side, side)} if side else {}
-
-
 def _padded_patches(vision: Any, channels: int, rows: Any) -> dict[str, torch.Tensor]:
     """Patches of an image of four by four, and how it was cut (SigLIP 2)."""
     patch = count_of(vision, "patch_size")
@@ -98,7 +90,10 @@ def _flat_patches(width: int, rows: Any) -> dict[str, torch.Tensor]:
 
 
 def sounds(config: Any, takes: Mapping[str, Any], model: Any, rows: Any) -> dict[str, torch.Tensor]:
-    """``input_features`` (frames of mel bins, in the model's order) or ``input_values`` (a wave, or a spectrogram) for every row."""
+    """``input_features`` (frames of mel bins, in the model's order) or ``input_values`` for every row.
+
+    The latter is a wave, or a spectrogram.
+    """
     if "input_features" in takes:
         part = part_of(config, MELS)
         bins = count_of(part, *MELS)
@@ -125,3 +120,28 @@ def _bins_first(model: Any, bins: int) -> bool:
                 "Subsampler" in type(around).__name__ and module in list(around.modules()) for around in model.modules()
             )
     return False
+
+
+def image_tokens(model: Any, inputs: Mapping[str, torch.Tensor]) -> int:
+    """How many tokens of a text one image takes; 0 where that cannot be told.
+
+    Where patches come flattened it is a number of the grid; else the model's own ``get_image_features`` is run on
+    the meta device, where nothing is computed but shapes.
+    """
+    if "image_grid_thw" in inputs:
+        vision = getattr(model.config, "vision_config", model.config)
+        return int(inputs["image_grid_thw"][0].prod()) // (count_of(vision, "spatial_merge_size") or 2) ** 2
+    find = getattr(model, "get_image_features", None)
+    hidden = count_of(model.config.get_text_config(), "hidden_size")
+    if find is None or not hidden or "pixel_values" not in inputs:
+        return 0
+    pixels = inputs["pixel_values"]
+    compute = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    try:
+        with torch.no_grad():
+            found = find(pixel_values=torch.empty((1, *pixels.shape[1:]), device="meta", dtype=compute))
+    except Exception:  # whatever a tower makes of tensors without values
+        return 0
+    found = getattr(found, "pooler_output", found)
+    tensors = found if isinstance(found, (list, tuple)) else [found]
+    return sum(t.numel() for t in tensors if torch.is_tensor(t)) // hidden

@@ -21,7 +21,7 @@ _PRODUCTS = frozenset(
 
 
 def catch_product(module: nn.Module, key: str, after: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """From now on ``after`` is given every product with the parameter ``key`` in the module's forward, and replaces it."""
+    """From now on what ``after`` makes of a product with the parameter ``key`` stands for it in its module."""
     forward = module.forward
 
     def caught(*args: Any, **kwargs: Any) -> Any:

@@ -30,9 +30,9 @@ class Point:
     """A module at which the participants meet.
 
     ``tensor`` is the tensor on disk whose first dimension says which outputs a rank holds (``gather``)
-    or, the last, which inputs (``needs_sum``); "" for other kinds. ``operand`` is the module's own parameter whose product is
-    summed, where that is not its output (see :mod:`.operands`). ``passing`` are parameters of experts beside which
-    others pass their input on (see :mod:`.passing`). A ``fallback`` is a point only where none below it was passed: a
+    or, the last, which inputs (``needs_sum``); "" for other kinds. ``operand`` is the module's own parameter
+    whose product is summed, where that is not its output (see :mod:`.operands`). ``passing`` are parameters of
+    experts beside which others pass their input on (see :mod:`.passing`). A ``fallback`` is a point only where none below it was passed: a
     head that multiplies with its children's matrices itself.
     """
 
@@ -113,7 +113,7 @@ def _operand(skeleton: Skeleton, manifest: Manifest, path: str) -> str:
     for key in module._parameters:
         recipe = skeleton.recipe_of(f"{path}.{key}" if path else key)
         if recipe is not None and any(manifest.notes[name].role in ROW - EXPERTS for name, _ in recipe.tensors):
-            return key
+            return str(key)
     return ""
 
 

@@ -15,12 +15,12 @@ from tpshard.source import Source
 from tpshard.traffic import traffic_dtype
 from tpshard.verdicts import FAILED, PASSED, SOURCE_NAN, LevelVerdict, Measure, within
 
+from .arguments import pictures, vocabulary_of
 from .batch import Batch, probes_needed
 from .budget import require_memory, tile_bytes
 from .configs import config_findings, longest_sequence
 from .coverage import Coverage
 from .exact import Exact
-from .arguments import vocabulary_of
 from .inputs import expert_counts, inputs_of, text_ids
 from .judge import FREE, Judge
 from .localrun import LocalJudge, LocalParticipant
@@ -36,6 +36,8 @@ from .stores import TILE_BYTES, native_dtype, rank_store, source_store
 from .ways import LOCAL
 
 ULP = {torch.float64: 2.0**-52, torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10}
+
+MOST_PICTURED = 64  # tokens of an image for which the text is made longer without being asked
 
 
 class Terms(NamedTuple):
@@ -71,6 +73,14 @@ class LockstepRun:
         if text is not None:
             text = text[: longest_sequence(source.root, self.manifest)]
         tokens = terms.tokens if text is None else len(text)
+        self.notes: list[str] = []
+        pictured = pictures(reference)
+        if text is None and 0 < pictured <= MOST_PICTURED:
+            tokens = max(tokens, pictured + min(tokens, 8))
+        elif pictured >= tokens:
+            self.notes.append(
+                f"no image was run: it takes {pictured} tokens; --tokens {pictured + 8} reaches what reads images"
+            )
         probes = probes_needed(tokens, *expert_counts(config))
         self.batch = Batch(tokens, probes, vocabulary_of(reference), terms.seed, ULP[dtype], text)
         if terms.mode == LOCAL:
@@ -88,7 +98,6 @@ class LockstepRun:
             require_memory(terms.max_memory, reference, points, self.batch, dtype, self.tp_size)
         self.inputs = inputs_of(reference, self.batch, config, terms.device, near=text is not None)
         self.findings: list[Finding] = []
-        self.notes: list[str] = []
 
     def verdict(self, min_coverage: float) -> LevelVerdict:
         """Run everything and say what came of it."""

@@ -214,7 +214,7 @@ class Skeleton:
                 owners.setdefault(path, []).append(name)
         for path, names in owners.items():
             buffers = self.modules[path]._buffers
-            for around in _outwards(path):  # a module fills its own, or one around it does that knows what it holds
+            for around in _outwards(path):  # a module fills its own, or one around it fills them
                 with torch.no_grad():
                     self._model_of(around)._init_weights(self.modules[around])
                 lacking = [name for name in names if not _is_filled(buffers[name])]

@@ -18,7 +18,7 @@ from tpshard.partition import Axis, Dim, Heads, Padded, Segment, Units, replicat
 from tpshard.table import Rule
 
 from .caches import cache_rules
-from .formats import IN, OUT, Entry, Flat, Member, Of, Parts
+from .formats import IN, OUT, Entry, Flat, Member, Of
 from .unpacking import Packed, Unpacked, form_of, implied, unpack
 
 __all__ = ["pack", "unpack"]
@@ -27,17 +27,22 @@ Whole = Mapping[int, Dim]
 
 
 class Demand(NamedTuple):
-    """So many units of an axis' view stay together, since of ``tensor`` each group of ``per`` indices does."""
+    """So many units of an axis' view stay together, since of ``tensor`` the groups do that ``why`` tells."""
 
     units: int
     tensor: str
-    length: int
-    per: int
+    why: str
 
     def told(self) -> str:
         """For messages: the tensor and its groups."""
-        groups = -(-self.length // self.per)
-        return f"{self.tensor} ({self.length:,} indices in {groups:,} groups of {self.per:,} that stay whole)"
+        return f"{self.tensor} ({self.why})"
+
+
+class Stretch(NamedTuple):
+    """A dimension of a stored tensor, and why its groups stay whole, for messages."""
+
+    dim: Dim
+    why: str = ""
 
 
 def pack(matched: Matched, unpacked: Unpacked) -> tuple[Matched, dict[Axis, str]]:
@@ -45,7 +50,7 @@ def pack(matched: Matched, unpacked: Unpacked) -> tuple[Matched, dict[Axis, str]
 
     Raises:
         DamagedError: a tensor has another shape than its matrix implies; names both numbers.
-        UnsupportedError: groups of a tensor lie across parts of a fused matrix.
+        UnsupportedError: groups of a vocabulary lie across its rows.
     """
     rules, dims = dict(matched.rules), dict(matched.dims)
     demands: dict[tuple[Axis, str], Demand] = {}
@@ -57,10 +62,10 @@ def pack(matched: Matched, unpacked: Unpacked) -> tuple[Matched, dict[Axis, str]
             key = id(of_matrix), id(member), tensor.shape
             if key not in known:
                 of_member = _dims(member, tensor, whole, packed, rule)
-                own = tuple(dim for dim, _ in of_member)
+                own = tuple(stretch.dim for stretch in of_member)
                 known[key] = _rule(rule, member, tensor, own, whole), own
-                for dim, entry in of_member:
-                    _collect(demands, dim, entry, tensor, whole)
+                for stretch in of_member:
+                    _collect(demands, stretch, tensor)
             of_tensor, cut = known[key]
             dims[tensor.name] = cut
             if rule is not None:
@@ -84,9 +89,7 @@ def _rule(rule: Rule | None, member: Member, tensor: Logical, dims: tuple[Dim, .
     return Rule(tensor.name, dims, role, member.optional, block, note)
 
 
-def _dims(
-    member: Member, tensor: Logical, whole: Whole, packed: Packed, rule: Rule | None
-) -> list[tuple[Dim, Entry]]:
+def _dims(member: Member, tensor: Logical, whole: Whole, packed: Packed, rule: Rule | None) -> list[Stretch]:
     """The member's dimensions by the first of its forms that fits."""
     form = form_of(member, tensor, packed, rule)
     if form is None:
@@ -98,82 +101,77 @@ def _dims(
             f"{short(tensor.name)} has the shape {list(tensor.shape)}, where {packed.format.name} of a matrix "
             f"{shape} implies {list(expected)}; config.json and the weights are not of one model"
         )
-    out: list[tuple[Dim, Entry]] = []
-    for entry, length in zip(form, tensor.shape, strict=True):
-        dim = _of_entry(entry, length, whole, tensor.name)
-        if dim.extent != length:
-            raise UnsupportedError(
-                f"{short(tensor.name)} has {length:,} indices where whole groups would have {dim.extent:,}: its last "
-                "group ends inside a head; this cannot be cut. Use the checkpoint in its original precision"
-            )
-        out.append((dim, entry))
-    return out
+    return [_stretch(entry, length, whole) for entry, length in zip(form, tensor.shape, strict=True)]
 
 
-def _of_entry(entry: Entry, length: int, whole: Whole, tensor: str) -> Dim:
+def _stretch(entry: Entry, length: int, whole: Whole) -> Stretch:
     if isinstance(entry, Of) and entry.cut:
-        return _scaled(whole[entry.dim], entry.stored, entry.per, tensor)
+        return _scaled(whole[entry.dim], entry.stored, entry.per, length)
     if isinstance(entry, Flat):
-        return _flat(whole[OUT], whole[IN], entry, tensor)
-    return replicated(length)
+        return _flat(whole[OUT], whole[IN], entry, length)
+    return Stretch(replicated(length))
 
 
-def _flat(out: Dim, into: Dim, flat: Flat, tensor: str) -> Dim:
+def _flat(out: Dim, into: Dim, flat: Flat, length: int) -> Stretch:
     """The dimension of a matrix that is stored row after row in one line."""
     if not into.axes:  # whole rows
         rows = Dim(tuple([segment._replace(size=segment.size * into.extent) for segment in out.segments]))
-        return _scaled(rows, flat.stored, flat.per, tensor)
+        return _scaled(rows, flat.stored, flat.per, length)
     if out.axes or into.extent % flat.per:
-        raise UnsupportedError(
-            f"{short(tensor)}: runs of {flat.per:,} elements lie across rows of {into.extent:,} inputs, and the matrix "
-            "is cut along its inputs: no degree above 1 works. Use the checkpoint in its original precision, or "
-            f"one whose runs divide {into.extent:,}"
-        )
-    return _scaled(into, flat.stored, flat.per, tensor) * out.extent
+        why = f"runs of {flat.per:,} elements lie across rows of {into.extent:,}, along which it is cut"
+        return Stretch(_undivided(into, length), why)
+    row = _scaled(into, flat.stored, flat.per, length // out.extent)
+    return row._replace(dim=row.dim * out.extent)
 
 
-def _scaled(dim: Dim, stored: int, per: int, tensor: str) -> Dim:
+def _scaled(dim: Dim, stored: int, per: int, length: int) -> Stretch:
     """The dimension at a ratio: every segment with ``stored`` indices for each ``per`` of its own."""
     segments: list[Segment] = []
     for number, segment in enumerate(dim.segments):
-        is_last = number == len(dim.segments) - 1
-        if not is_last and segment.length % per:
-            raise UnsupportedError(
-                f"{short(tensor)}: groups of {per} indices lie across the parts of the fused matrix, one of which "
-                f"has {segment.length:,}; this cannot be cut. Use the checkpoint in its original precision"
-            )
+        if number < len(dim.segments) - 1 and segment.length % per:
+            why = f"groups of {per:,} indices lie across its fused parts, one of which has {segment.length:,}"
+            return Stretch(_undivided(dim, length), why)
         if segment.axis is None:
             segments.append(segment._replace(size=-(-segment.size // per) * stored))
             continue
         units = per // gcd(segment.size, per)
+        if segment.start % (segment.per * units):
+            why = f"groups of {per:,} indices begin inside a group of another part"
+            return Stretch(_undivided(dim, length), why)
         segments.append(segment._replace(size=segment.size * units // per * stored, per=segment.per * units))
-    return Dim(tuple(segments))
+    scaled = Dim(tuple(segments))
+    if scaled.extent != length:
+        return Stretch(_undivided(dim, length), f"the last group of {per:,} indices ends inside a unit of its axis")
+    groups = -(-dim.extent // per)
+    return Stretch(scaled, f"{dim.extent:,} indices in {groups:,} groups of {per:,} that stay whole")
 
 
-def _collect(
-    demands: dict[tuple[Axis, str], Demand], dim: Dim, entry: Entry, tensor: Logical, whole: Whole
-) -> None:
-    if entry is None or isinstance(entry, int | Parts):
-        return
-    length = whole[entry.dim].extent if isinstance(entry, Of) else whole[OUT].extent * whole[IN].extent
-    seen: set[tuple[Axis, str, int]] = set()
-    for segment in dim.segments:
-        axis = segment.axis
-        if axis is None or segment.per == 1:
-            continue
-        if segment.start % segment.per:
+def _undivided(dim: Dim, length: int) -> Dim:
+    """A dimension whose groups allow no cut: all units of its axes are one group, so that one rank is all there is.
+
+    Where it lies along several axes, each has one index at least.
+    """
+    views = {segment.axis: segment.view for segment in reversed(dim.segments) if segment.axis is not None}
+    sizes = [length - len(views) + 1, *[1] * (len(views) - 1)]
+    groups = [
+        Segment(axis, view, 0, axis.views()[view], size, axis.views()[view])
+        for (axis, view), size in zip(views.items(), sizes, strict=False)
+    ]
+    return Dim(tuple(groups)) if groups else replicated(length)
+
+
+def _collect(demands: dict[tuple[Axis, str], Demand], stretch: Stretch, tensor: Logical) -> None:
+    for axis, view, per in dict.fromkeys((s.axis, s.view, s.per) for s in stretch.dim.segments if s.per > 1):
+        assert axis is not None
+        if isinstance(axis, Padded) and per == axis.count:
             raise UnsupportedError(
-                f"{short(tensor.name)}: its groups of {segment.per} begin inside a group of another part of the "
-                "matrix; this cannot be cut. Use the checkpoint in its original precision"
+                f"{short(tensor.name)}: {stretch.why}; no degree above 1 works. Use a checkpoint in which this matrix is "
+                "not quantised"
             )
-        if (axis, segment.view, segment.per) in seen:
-            continue
-        seen.add((axis, segment.view, segment.per))
-        key = axis, segment.view
-        before = demands.get(key)
-        units = segment.per if before is None else lcm(before.units, segment.per)
+        before = demands.get((axis, view))
+        units = per if before is None else lcm(before.units, per)
         if before is None or units > before.units:
-            demands[key] = Demand(units, tensor.name, length, entry.per)
+            demands[axis, view] = Demand(units, tensor.name, stretch.why)
 
 
 def _stepped(demands: Mapping[tuple[Axis, str], Demand]) -> tuple[dict[Axis, Axis], dict[Axis, str]]:
