@@ -1,7 +1,8 @@
 """CLIP, SigLIP and their like: a text encoder and a vision tower, each with a matrix to a space that they share.
 
+Chinese CLIP's text encoder is BERT.
 The vision tower's table is that of its own model type; more ranks than it has heads hold it whole.
-Source: transformers ``models/{clip,siglip,siglip2,owlvit}/modeling_*.py``.
+Source: transformers ``models/{chinese_clip,clip,siglip,siglip2,owlvit}/modeling_*.py``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from tpshard.table import Table
 
 FAMILY = "clip"
 PARTS = {  # the model types of the text encoder and the tower where the config does not say
+    "chinese_clip": ("bert", "chinese_clip_vision_model"),
     "clip": ("clip_text_model", "clip_vision_model"),
     "siglip": ("siglip_text_model", "siglip_vision_model"),
     "siglip2": ("siglip2_text_model", "siglip2_vision_model"),
@@ -40,7 +42,8 @@ def table(c: Config) -> Table:
 
 def _both(c: Config) -> Table:
     language, vision = PARTS[c.model_type]
-    text, tower = part_of(c, "text_config", model_type=language), part_of(c, "vision_config", model_type=vision)
+    tower = part_of(c, "vision_config", model_type=vision)
+    text = _bert(c) if language == "bert" else part_of(c, "text_config", model_type=language)
     sig = c.model_type in ("siglip", "siglip2")
 
     t = Table(0, prefixes=MODEL)
@@ -56,6 +59,13 @@ def _both(c: Config) -> Table:
     whole_projector(t, "@visual_projection", tower.count("hidden_size"), width, bias=False)
     t.whole("@logit_scale", why=SCALE)
     return t
+
+
+def _bert(c: Config) -> Config:
+    """A text encoder with BERT's tensors under a model type of its own."""
+    usual = {"vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+             "intermediate_size": 3072, "max_position_embeddings": 512, "type_vocab_size": 2}  # fmt: skip
+    return Config({**c.nested("text_config", **usual).values, "model_type": "bert"})
 
 
 def _text(c: Config) -> Table:

@@ -20,6 +20,7 @@ _SIGLIP = {**_CLIP, "patch_size": 16}
 _IDEFICS3 = {**_CLIP, "hidden_size": 1152, "num_attention_heads": 16}
 USUAL = {
     "clip_vision_model": _CLIP,
+    "chinese_clip_vision_model": _CLIP,
     "owlvit_vision_model": {**_CLIP, "image_size": 768},
     "siglip_vision_model": _SIGLIP,
     "siglip2_vision_model": {**_SIGLIP, "num_patches": 256},
@@ -33,7 +34,7 @@ USUAL = {
                            "image_size": 384, "patch_size": 16, "mlp_ratio": 4.0},
 }  # fmt: skip
 MODEL_TYPES = tuple(USUAL)
-CLASS_TOKEN = ("clip_vision_model", "owlvit_vision_model")
+CLASS_TOKEN = ("chinese_clip_vision_model", "clip_vision_model", "owlvit_vision_model")
 
 
 def table(c: Config) -> Table:
@@ -47,7 +48,7 @@ def table(c: Config) -> Table:
     _embeddings(t, c, hidden)
     if is_clip:
         # CLIP spells it so.
-        t.norm(f"@{'pre_layrnorm' if c.model_type == 'clip_vision_model' else 'pre_layernorm'}", hidden, bias=True)
+        t.norm(f"@{'pre_layernorm' if c.model_type == 'owlvit_vision_model' else 'pre_layrnorm'}", hidden, bias=True)
     layer = "@encoder.layers.{layer}"
     out = "projection_layer" if is_janus else "out_proj"
     attention(

@@ -15,8 +15,9 @@ MODEL_TYPES = ("dinov3_vit",)
 
 
 def table(c: Config) -> Table:
-    hidden, count, patch, ffn = c.count("hidden_size"), c.count("num_attention_heads"), c.count("patch_size"), channels_of(c)
-    heads, size, mlp_bias = Heads("heads", count, count), hidden // count, c.flag("mlp_bias", default=True)
+    hidden, count, patch = c.count("hidden_size"), c.count("num_attention_heads"), c.count("patch_size")
+    ffn, heads, size = channels_of(c), Heads("heads", count, count), hidden // count
+    mlp_bias, kv = c.flag("mlp_bias", default=True), heads.kv(size)
 
     t = Table(c.count("num_hidden_layers"))
     t.tensor("@embeddings.patch_embeddings.weight", hidden, c.count("num_channels"), patch, patch, role="vision")
@@ -25,7 +26,7 @@ def table(c: Config) -> Table:
     t.tensor("@embeddings.mask_token", 1, 1, hidden, role="vision")
     t.tensor("@embeddings.register_tokens", 1, c.number("num_register_tokens"), hidden, role="vision")
     layer = "@layer.{layer}"
-    for name, role, dim in (("query", "q", heads.query(size)), ("key", "k", heads.kv(size)), ("value", "v", heads.kv(size))):
+    for name, role, dim in (("query", "q", heads.query(size)), ("key", "k", kv), ("value", "v", kv)):
         bias = c.flag(f"{name}_bias", default=role != "k")
         t.linear(f"{layer}.attention.{role}_proj", dim, hidden, role=role, bias=bias)
     t.linear(f"{layer}.attention.o_proj", hidden, heads.query(size), role="o", bias=c.flag("proj_bias", default=True))

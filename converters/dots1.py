@@ -1,17 +1,24 @@
-"""dots1, GLM-4.5, Solar Open, Mellum, K-EXAONE: attention with grouped queries, then one MLP or shared and routed experts.
+"""dots1, GLM-4.5, Solar Open, Mellum, K-EXAONE: grouped queries, then one MLP or shared and routed experts.
 
 They differ in which norms and biases the config asks for, and in where the router keeps its correction.
-GLM-4.5's hub files hold a layer past the last that predicts a further token.
+GLM-4.5's hub files hold a layer past the last that predicts a further token, Mellum's and K-EXAONE's a module ``mtp``.
 Source: transformers ``models/{dots1,glm4_moe,solar_open,mellum,exaone_moe}/modeling_*.py``.
 """
 
 from __future__ import annotations
 
 from tpshard.blocks import (
-    attention, channels_of, decoder, expert_channels, gated_mlp, heads_of, norms, vocabulary_of,
+    attention,
+    channels_of,
+    decoder,
+    expert_channels,
+    gated_mlp,
+    heads_of,
+    norms,
+    vocabulary_of,
 )  # fmt: skip
 from tpshard.config import Config
-from tpshard.mixtures import CORRECTION, mixed_layers, mixture, prediction, shared_channels
+from tpshard.mixtures import CORRECTION, DRAFTS, mixed_layers, mixture, prediction, shared_channels
 from tpshard.table import Table
 
 FAMILY = "dots1"
@@ -58,6 +65,8 @@ def table(c: Config) -> Table:
             t, f"{layer}.mlp", count, expert_channels(c, "moe_intermediate_size"), hidden, correction=correction,
             shared=shared_channels(c.number("n_shared_experts", "num_shared_experts", default=_shared(c)) * width),
         )  # fmt: skip
+    if c.model_type in ("exaone_moe", "mellum"):
+        t.whole_module("mtp", why=DRAFTS, optional=True)
     if extra:
         prediction(t, layer, vocabulary_of(c), hidden)
     return t

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tpshard.blocks import attention, channels_of, decoder, expert_channels, gated_mlp, heads_of, norms
 from tpshard.config import Config
-from tpshard.mixtures import layers_where, mixture, shared_channels
+from tpshard.mixtures import DRAFTS, layers_where, mixture, shared_channels
 from tpshard.table import Table
 
 FAMILY = "ernie4_5_moe"
@@ -35,4 +35,6 @@ def table(c: Config) -> Table:
             shared=shared_channels(c.number("moe_num_shared_experts", default=2) * width),
         )  # fmt: skip
         t.tensor(f"{layer}.mlp.moe_statics.e_score_correction_bias", 1, count, role="router_bias")
+    for module in ("mtp_block", "mtp_emb_norm", "mtp_hidden_norm", "mtp_linear_proj"):
+        t.whole_module(f"@{module}", why=DRAFTS, optional=True)
     return t

@@ -1,4 +1,4 @@
-"""ERNIE 4.5 VL: text tokens and patches have experts of their own, of widths of their own, numbered one after the other.
+"""ERNIE 4.5 VL: text tokens and patches have experts of their own, of two widths, numbered one after the other.
 
 The routers are stored input x output, ``gate.weight`` for text and ``gate.weight_1`` for patches; the tower is a ViT,
 and a resampler joins patches that are neighbours in space and time.

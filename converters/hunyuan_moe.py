@@ -7,7 +7,14 @@ Source: transformers ``models/hunyuan_v1_moe/modeling_hunyuan_v1_moe.py``, ``mod
 from __future__ import annotations
 
 from tpshard.blocks import (
-    attention, channels_of, decoder, expert_channels, gated_mlp, heads_of, norms, vocabulary_of,
+    attention,
+    channels_of,
+    decoder,
+    expert_channels,
+    gated_mlp,
+    heads_of,
+    norms,
+    vocabulary_of,
 )  # fmt: skip
 from tpshard.config import Config
 from tpshard.mixtures import Layers, mixed_layers, mixture, prediction, shared_channels
@@ -38,8 +45,8 @@ def table(c: Config) -> Table:
         mixture(
             t, f"{layer}.mlp", count, expert_channels(c, width), hidden,
             router="router.gate" if third else "gate.wg", correction="expert_bias" if third else None,
-            shared=shared_channels(c.number("num_shared_experts", default=1) * c.count(width)), shared_name="shared_mlp",
-            bias=mlp_bias,
+            shared=shared_channels(c.number("num_shared_experts", default=1) * c.count(width)),
+            shared_name="shared_mlp", bias=mlp_bias,
         )  # fmt: skip
     if extra:
         prediction(t, layer, vocabulary_of(c), hidden)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tpshard.blocks import attention, channels_of, decoder, expert_channels, gated_mlp, norms
 from tpshard.config import Config
-from tpshard.mixtures import CORRECTION, mixed_layers, mixture
+from tpshard.mixtures import CORRECTION, DRAFTS, mixed_layers, mixture
 from tpshard.partition import Heads
 from tpshard.table import Table
 
@@ -45,4 +45,5 @@ def table(c: Config) -> Table:
         mixture(
             t, f"{layer}.mlp", count, expert_channels(c, "moe_intermediate_size"), hidden, correction=CORRECTION
         )
+    t.whole_module("@mtp", why=DRAFTS, optional=True)
     return t

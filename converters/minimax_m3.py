@@ -9,7 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tpshard.blocks import (
-    MIXTRAL, attention, channels_of, decoder, expert_channels, experts, fused_mlp, gated_mlp, heads_of, mlp, norms,
+    MIXTRAL,
+    attention,
+    channels_of,
+    decoder,
+    expert_channels,
+    experts,
+    fused_mlp,
+    gated_mlp,
+    heads_of,
+    mlp,
+    norms,
 )  # fmt: skip
 from tpshard.composite import MODEL, include_language, include_tower, language_config, projector
 from tpshard.config import Config
@@ -22,7 +32,8 @@ FAMILY = "minimax_m3"
 USUAL = {
     "minimax_m3_vl_text": {"vocab_size": 200064, "hidden_size": 6144, "intermediate_size": 3072, "head_dim": 128,
                            "num_hidden_layers": 60, "num_attention_heads": 64, "num_key_value_heads": 4,
-                           "num_local_experts": 128, "dense_intermediate_size": 12288, "shared_intermediate_size": 3072},
+                           "num_local_experts": 128, "dense_intermediate_size": 12288,
+                           "shared_intermediate_size": 3072},
     "minimax_m3_vl_vision": {"hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32,
                              "num_attention_heads": 16, "num_channels": 3, "patch_size": 14, "temporal_patch_size": 2,
                              "spatial_merge_size": 2},
@@ -38,7 +49,8 @@ def table(c: Config) -> Table:
 def _whole(c: Config) -> Table:
     text = language_config(c, "text_config", model_type="minimax_m3_vl_text")
     tower = part_of(c, "vision_config", model_type="minimax_m3_vl_vision")
-    hidden, width, seen = text.count("hidden_size"), c.count("projector_hidden_size", default=6144), tower.count("hidden_size")
+    hidden, width = text.count("hidden_size"), c.count("projector_hidden_size", default=6144)
+    seen = tower.count("hidden_size")
     merged = tower.count("spatial_merge_size") ** 2 * hidden
     t = Table(0, prefixes=MODEL)
     include_language(t, text)
@@ -95,11 +107,11 @@ def _text(c: Config) -> Table:
             t, f"{hub}.experts", count, expert_channels(c, "intermediate_size"), hidden,
             names=MIXTRAL, bank=f"{stacked}.experts",
         )  # fmt: skip
-        shared = shared_channels(c.count("shared_intermediate_size", default=3072))
-        with t.block("experts"):
-            gated_mlp(t, f"{hub}.shared_experts", shared, hidden, part="shared_")
-        with t.block("stacked experts"):
-            fused_mlp(t, f"{stacked}.shared_experts", shared, hidden, part="shared_")
+        if (shared := shared_channels(c.number("shared_intermediate_size", default=3072))) is not None:
+            with t.block("experts"):
+                gated_mlp(t, f"{hub}.shared_experts", shared, hidden, part="shared_")
+            with t.block("stacked experts"):
+                fused_mlp(t, f"{stacked}.shared_experts", shared, hidden, part="shared_")
         t.one_of("experts", "stacked experts")
     return t
 

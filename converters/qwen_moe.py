@@ -1,7 +1,8 @@
-"""Qwen2-MoE and Qwen3-MoE, alone and in Qwen3-VL and Qwen3-Omni: dense and expert layers mixed, experts apart or stacked.
+"""Qwen2-MoE and Qwen3-MoE, alone and in Qwen3-VL and Qwen3-Omni: dense and expert layers, experts apart or stacked.
 
 Qwen3-VL's first files hold the stacked experts input x output.
-Source: transformers ``models/{qwen2_moe,qwen3_moe,qwen3_vl_moe,qwen3_omni_moe}/modeling_*.py``, ``conversion_mapping.py``.
+Source: transformers ``models/{qwen2_moe,qwen3_moe,qwen3_vl_moe,qwen3_omni_moe}/modeling_*.py`` and
+``conversion_mapping.py``.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ USUAL = {
     "qwen3_vl_moe_text": {"vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24,
                           "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 128,
                           "moe_intermediate_size": 1408, "num_experts": 60},
-    "qwen3_omni_moe_text": {"vocab_size": 3584, "hidden_size": 2048, "intermediate_size": 18944, "num_hidden_layers": 28,
-                            "num_attention_heads": 28, "num_key_value_heads": 4, "moe_intermediate_size": 768,
+    "qwen3_omni_moe_text": {"vocab_size": 3584, "hidden_size": 2048, "intermediate_size": 18944,
+                            "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "moe_intermediate_size": 768,
                             "num_experts": 128},
 }  # fmt: skip
 MODEL_TYPES = ("qwen2_moe", "qwen3_moe", *USUAL)

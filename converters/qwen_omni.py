@@ -1,7 +1,7 @@
 """The thinkers of Qwen2.5-Omni and Qwen3-Omni: a language model that sees and hears, and the audio encoders of both.
 
 The encoders are Whisper's layers behind convolutions. Beside a talker the thinker's names start with ``thinker.``.
-Source: transformers ``models/qwen2_5_omni/modeling_qwen2_5_omni.py``, ``models/qwen3_omni_moe/modeling_qwen3_omni_moe.py``.
+Source: transformers ``models/{qwen2_5_omni,qwen3_omni_moe}/modeling_*.py``.
 """
 
 from __future__ import annotations

@@ -35,7 +35,8 @@ def table(c: Config) -> Table:
     norms(t, layer, ("layer_norm1", "layer_norm2"), hidden, bias=True)
     if c.flag("use_rel_pos", default=True):
         everywhere = frozenset(c.get("global_attn_indexes", default=[2, 5, 8, 11]))
-        for layers, side in ((everywhere, places), (frozenset(range(depth)) - everywhere, c.number("window_size") or places)):
+        window = c.number("window_size", default=14) or places
+        for layers, side in ((everywhere, places), (frozenset(range(depth)) - everywhere, window)):
             with t.only(layers):
                 for axis in "hw":
                     t.tensor(f"{layer}.attn.rel_pos_{axis}", 2 * side - 1, size, role="position")

@@ -1,6 +1,6 @@
-"""Step 3.7: layers with a sliding window have query heads of another number, experts are three stacked banks; a ViT beside.
+"""Step 3.7: layers with a sliding window have query heads of another number, experts are three stacked banks.
 
-Released configs name the parts' types after their own code, so both parts are read here.
+A ViT beside the language model ends with two convolutions. Released configs name the parts' types after their own code, so both parts are read here.
 Source: transformers ``models/step3p7/modeling_step3p7.py``, ``configuration_step3p7.py``, ``conversion_mapping.py``.
 """
 
@@ -58,8 +58,8 @@ def _text(c: Config) -> Table:
         t.tensor(f"{layer}.moe.gate_proj.weight", count, ffn, hidden, role="expert_gate")
         t.tensor(f"{layer}.moe.up_proj.weight", count, ffn, hidden, role="expert_up")
         t.tensor(f"{layer}.moe.down_proj.weight", count, hidden, ffn, role="expert_down")
-        shared = shared_channels(c.count("share_expert_dim"))
-        gated_mlp(t, f"{layer}.share_expert", shared, hidden, bias=mlp_bias, part="shared_")
+        if (shared := shared_channels(c.number("share_expert_dim"))) is not None:
+            gated_mlp(t, f"{layer}.share_expert", shared, hidden, bias=mlp_bias, part="shared_")
     return t
 
 

@@ -84,9 +84,9 @@ def _embeddings(t: Table, c: Config, hidden: int) -> None:
         t.tensor(f"{at}.mask_token", 1, hidden, role="vision", optional=kind == "dinov2")
     elif kind in ("vit", "deit", "ijepa", *BEIT):  # of pre-training
         t.tensor(f"{at}.mask_token", 1, 1, hidden, role="vision", optional=True)
-    if kind not in BEIT or c.flag("use_absolute_position_embeddings", default=False):
-        if kind != "videomae":
-            t.tensor(f"{at}.position_embeddings", 1, _patches(c) + tokens, hidden, role="position")
+    learned = kind != "videomae" and (kind not in BEIT or c.flag("use_absolute_position_embeddings", default=False))
+    if learned:
+        t.tensor(f"{at}.position_embeddings", 1, _patches(c) + tokens, hidden, role="position")
     if kind == "yolos" and c.flag("use_mid_position_embeddings", default=True):
         layers = c.count("num_hidden_layers") - 1
         t.tensor("@encoder.mid_position_embeddings", layers, 1, _patches(c) + tokens, hidden, role="position")

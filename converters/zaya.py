@@ -1,4 +1,6 @@
-"""Zaya: queries and keys mixed by convolutions along the sequence, half of the values a token late, a router with memory.
+"""Zaya: queries and keys mixed by convolutions along the sequence, half of the values a token late.
+
+The router takes over what it made in the layer before.
 
 Queries, keys and their convolutions are one unit a KV group: a key is made with the mean of its group's queries. A
 model has few groups, so more ranks than groups hold attention whole: it is a fortieth of the model.
@@ -45,8 +47,9 @@ def _attention(t: Table, at: str, heads: Heads, size: int, hidden: int, c: Confi
     t.linear(f"{at}.qkv_proj.q_proj", q, hidden, role="q", bias=bias)
     t.linear(f"{at}.qkv_proj.k_proj", kv, hidden, role="k", bias=bias)
     for half, rows in (("current", _values(heads, size, late=False)), ("delayed", _values(heads, size, late=True))):
-        role = "v" if heads.kv_heads > 1 else "whole"  # one head's values are half in either, and no two ranks cut it
-        t.linear(f"{at}.qkv_proj.v_proj_{half}", rows if heads.kv_heads > 1 else size // 2, hidden, role=role, bias=bias)
+        many = heads.kv_heads > 1  # of a single head, which no two ranks cut, either half is in one matrix
+        role = "v" if many else "whole"
+        t.linear(f"{at}.qkv_proj.v_proj_{half}", rows if many else size // 2, hidden, role=role, bias=bias)
     for conv, into, kernel in (("depthwise", 1, "cca_time0"), ("grouped", size, "cca_time1")):
         width = c.count(kernel, default=2)
         t.tensor(f"{at}.qkv_proj.conv_qk_{conv}.weight", q + kv, into, width, role="attn_head")

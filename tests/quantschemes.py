@@ -1,13 +1,13 @@
-"""Quantisation schemes for tests: how each stores a matrix of integers, and what a reader makes of the stored tensors.
+"""Quantisation schemes for tests: how each stores a matrix of integers, and what a reader makes of its tensors.
 
-Neither torch nor tpshard. A reader sees the tensors of one rank and the size of its part, and nothing of the whole: what
-it makes must be the part of what it makes of the whole. Codes of floats count as integers, which is as good.
+Neither torch nor tpshard. A reader sees the tensors of one rank and the size of its part, and nothing of the whole:
+what it makes must be the part of what it makes of the whole. Codes of floats count as integers, which is as good.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ class Scheme:
         store: ``store(random, out, in)`` gives the tensors by suffix.
         read: ``read(tensors, out, in)`` gives the values ``[out, in]``.
         out: what the number of outputs of any matrix must be a multiple of; ``into`` of inputs.
+        zeros: whether bytes of zeros read as zeros.
     """
 
     name: str
@@ -42,7 +43,8 @@ class Scheme:
     read: Read
     out: int = 1
     into: int = 1
-    models: tuple[str, ...] = field(default=("llama", "gpt2"))
+    models: tuple[str, ...] = ("llama", "gpt2")
+    zeros: bool = True
 
 
 def numbers(stored: Tensor) -> Array:
@@ -176,7 +178,8 @@ def compressed_packed(bits: int, group: int | None, *, reordered: bool = False) 
     def read(parts: Parts, out: int, into: int) -> Array:
         order = numbers(parts[".weight_g_idx"]) if reordered else np.arange(into) // (group or into)
         zeros = values_of(parts[".weight_zero_point"].array.T, bits, out).T[:, order]
-        return (values_of(parts[".weight_packed"].array, bits, into) - zeros) * numbers(parts[".weight_scale"])[:, order]
+        weight = values_of(parts[".weight_packed"].array, bits, into) - zeros
+        return weight * numbers(parts[".weight_scale"])[:, order]
 
     weights = {
         "num_bits": bits, "type": "int", "symmetric": False, "strategy": "group" if group else "channel",
@@ -302,7 +305,7 @@ def nf4(run: int, *, nested: bool = False, dtype: str = "U8") -> Scheme:
 
     config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
     name = f"nf4-{run}-{dtype}" + ("-nested" if nested else "")
-    return Scheme(name, config, store, read, 1, run)
+    return Scheme(name, config, store, read, 1, run, zeros=not nested)
 
 
 def aqlm(rows: int, columns: int, books: int) -> Scheme:

@@ -363,8 +363,10 @@ def test_spellings_of_falcon(saved: Any) -> None:
 def test_gemma3_as_published() -> None:
     """The published 4B leaves out what transformers' own class fills in."""
     text = {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34}
-    vision = {"hidden_size": 1152, "image_size": 896, "intermediate_size": 4304, "model_type": "siglip_vision_model",
-              "num_attention_heads": 16, "num_hidden_layers": 27, "patch_size": 14, "vision_use_head": False}  # fmt: skip
+    vision = {
+        "hidden_size": 1152, "image_size": 896, "intermediate_size": 4304, "model_type": "siglip_vision_model",
+        "num_attention_heads": 16, "num_hidden_layers": 27, "patch_size": 14, "vision_use_head": False,
+    }  # fmt: skip
     table = table_for({"model_type": "gemma3", "text_config": text, "vision_config": vision})
     shapes = {rule.name: [d.extent if isinstance(d, Dim) else d for d in rule.dims] for rule in table.rules}
     assert shapes["@layers.{layer}.self_attn.q_proj.weight"] == [2048, 2560]

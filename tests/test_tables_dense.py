@@ -81,6 +81,10 @@ ORDERS: list[tuple[dict[str, Any], str, int, list[list[int]]]] = [
     # SigLIP's pooling head: torch's MultiheadAttention stores [q; k; v].
     ({"model_type": "siglip_vision_model", **VIT, "hidden_size": 4, "num_attention_heads": 2},
      "@head.attention.in_proj_weight", 0, [[0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 10, 11]]),
+    # The Perception Encoder's: three blocks, and by its name three heads of two.
+    ({"model_type": "perception_lm", "text_config": TEXT, "vision_config": {
+        "architecture": "vit_pe_core_tiny_patch16_384", "model_args": {"embed_dim": 6, "depth": 1}}},
+     "@blocks.{layer}.attn.qkv.weight", 0, [blocks((0, 4), (6, 10), (12, 16)), blocks((4, 6), (10, 12), (16, 18))]),
     # Aya's projector: [x; gate] of 12 channels.
     ({"model_type": "aya_vision", "text_config": {"model_type": "cohere2", **TEXT}, "vision_config": VIT},
      "@multi_modal_projector.linear_1.weight", 0, [blocks((0, 6), (12, 18)), blocks((6, 12), (18, 24))]),
@@ -198,6 +202,19 @@ def renamed(shapes: Shapes, names: dict[str, str]) -> Shapes:
     return {of(name): shape for name, shape in shapes.items()}
 
 
+GEMMA3 = {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", **TEXT, "head_dim": SIZE},
+          "vision_config": {"model_type": "siglip_vision_model", **VIT}}  # fmt: skip
+
+
+def gemma3(text: str, outer: str, tower: str) -> Shapes:
+    """Gemma 3 with images, its head tied."""
+    shapes = llama(text, "", norms=True) | vit(tower)
+    for name in ("pre_feedforward_layernorm", "post_feedforward_layernorm"):
+        shapes[f"{text}layers.0.{name}.weight"] = (HIDDEN,)
+    at = f"{outer}multi_modal_projector"
+    return shapes | {f"{at}.mm_input_projection_weight": (WIDTH, HIDDEN), f"{at}.mm_soft_emb_norm.weight": (WIDTH,)}
+
+
 NEWLINE: Shapes = {"image_newline": (HIDDEN,)}
 JOINED: Shapes = {"model.connector.modality_projection.proj.weight": (HIDDEN, 4 * WIDTH)}
 SPELLINGS: list[tuple[str, dict[str, Any], Shapes]] = [
@@ -216,6 +233,10 @@ SPELLINGS: list[tuple[str, dict[str, Any], Shapes]] = [
      | vit("vision_tower.vision_model.") | two("multi_modal_projector", WIDTH, HIDDEN) | NEWLINE),
     ("deepseek vl, tied", DEEPSEEK, llama("model.language_model.", "") | vit("model.vision_model.")
      | two("model.aligner", WIDTH, HIDDEN, ("linear1", "linear2"))),
+    ("gemma 3, published", GEMMA3, gemma3("language_model.model.", "", "vision_tower.vision_model.")),
+    ("gemma 3 since", GEMMA3, gemma3("model.language_model.", "model.", "model.vision_tower.")),
+    ("shieldgemma 2", {**GEMMA3, "model_type": "shieldgemma2"},
+     gemma3("model.language_model.model.", "model.", "model.vision_tower.vision_model.")),
     ("smolvlm", SMOLVLM, llama("model.text_model.") | vit("model.vision_model.") | JOINED),
     ("clip's tower alone, before", {"model_type": "clip_vision_model", **VIT}, vit("vision_model.", clip=True)),
     ("clip's tower alone, since", {"model_type": "clip_vision_model", **VIT}, vit("", clip=True)),
@@ -253,6 +274,20 @@ def test_a_flat_config_of_a_released_vision_language_model_is_read() -> None:
     assert rule(table, "@blocks.{layer}.attn.qkv.weight").dims[0].extent == 24
 
 
+@pytest.mark.parametrize("model_type", ["llava", "gemma3", "idefics3", "qwen3_vl", "mllama"])
+def test_a_composite_without_its_language_model_is_refused(model_type: str) -> None:
+    with pytest.raises(DamagedError, match="text_config"):
+        table_for({"model_type": model_type, "vision_config": VIT})
+
+
+@pytest.mark.parametrize("architecture", ["vit_pe_core_huge_patch14_448", "fastvit_mci3", None])
+def test_a_tower_of_timm_that_is_not_known_is_whole(architecture: str | None) -> None:
+    vision = {"architecture": architecture, "model_args": {"embed_dim": WIDTH, "depth": 1}}
+    table = table_for({"model_type": "perception_lm", "text_config": TEXT, "vision_config": vision})
+    assert {axis.name for axis in table.axes} == {"vocab", "ffn", "heads", "projector"}
+    assert [module.name for module in table.modules] == ["@vision_tower.timm_model"]
+
+
 def test_a_nested_config_is_completed_by_the_defaults_of_its_class() -> None:
     """LLaVA 1.5 as released: the language model's config says little but its type and its vocabulary."""
     text = {"model_type": "llama", "vocab_size": 32064, "max_position_embeddings": 4096, "rms_norm_eps": 1e-05}
@@ -274,6 +309,8 @@ def test_defaults_for_nested_configs_are_those_of_the_config_classes() -> None:
     wrong = []
     for module in families().values():
         for model_type, usual in getattr(module, "USUAL", {}).items():
+            if model_type not in module.MODEL_TYPES:
+                continue
             known = transformers.CONFIG_MAPPING[model_type]
             values = known().to_dict()
             for key, value in usual.items():

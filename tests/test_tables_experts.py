@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import pytest
@@ -41,8 +41,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "hy_v3": {**MIXED, "head_dim": 8, "num_experts": 3, "mlp_layer_types": SPARSE, "num_nextn_predict_layers": 1},
     "jetmoe": {**WIDE, "kv_channels": 8, "num_local_experts": 3},
     "kolibri1": {**ALONE, "head_dim": 8, "num_local_experts": 3, "shared_expert_intermediate_size": 6},
-    "laguna": {**MIXED, "head_dim": 8, "num_experts": 3, "mlp_layer_types": SPARSE, "shared_expert_intermediate_size": 6,
-               "num_attention_heads_per_layer": [4, 6]},
+    "laguna": {**MIXED, "head_dim": 8, "num_experts": 3, "mlp_layer_types": SPARSE,
+               "shared_expert_intermediate_size": 6, "num_attention_heads_per_layer": [4, 6]},
     "llama4_text": {**WIDE, "head_dim": 8, "num_local_experts": 3, "intermediate_size_mlp": 16, "moe_layers": [1]},
     "mellum": {**MIXED, "head_dim": 8, "num_local_experts": 3, "mlp_layer_types": SPARSE},
     "mimo_v2_flash": {**MIXED, "head_dim": 8, "v_head_dim": 6, "n_routed_experts": 3, "mlp_layer_types": SPARSE,
@@ -151,7 +151,9 @@ def test_norms_over_all_heads_need_a_sum(model_type: str) -> None:
         assert rule_of(table(model_type), f"{LAYER}.self_attn.{name}.weight").note == NEEDS_SUM
 
 
-@pytest.mark.parametrize("model_type", ["afmoe", "beam", "dots1", "exaone_moe", "flint", "kolibri1", "laguna", "mellum"])
+@pytest.mark.parametrize(
+    "model_type", ["afmoe", "beam", "dots1", "exaone_moe", "flint", "kolibri1", "laguna", "mellum"]
+)
 def test_norms_of_one_head_are_whole(model_type: str) -> None:
     of = table(model_type)
     assert all(not isinstance(dim, Dim) for dim in rule_of(of, f"{LAYER}.self_attn.q_norm.weight").dims)
@@ -217,7 +219,8 @@ def test_every_released_form_is_taken_and_is_taken_alone(model_type: str, block:
     for pair in range(len(of.prefixes)):
         kept = list(tensors(of, without=left_out, pair=pair))
         assert set(match(of, kept).dims) == {tensor.name for tensor in kept}
-    both = list(tensors(of, without=tuple(set(left_out) - set(next(c.blocks for c in of.choices if block in c.blocks)))))
+    alternatives = next(choice.blocks for choice in of.choices if block in choice.blocks)
+    both = list(tensors(of, without=tuple(set(left_out) - set(alternatives))))
     with pytest.raises(DamagedError, match="only one"):
         match(of, both)
     with pytest.raises(DamagedError):
@@ -233,7 +236,7 @@ HUB = {  # names that released files have, one a family and form
     ("granitemoe", "experts, as transformers names them"): (f"{LAYER}.block_sparse_moe.experts.gate_up_proj",),
     ("hunyuan_v1_moe", "experts"): (f"{LAYER}.mlp.gate.wg.weight", f"{LAYER}.mlp.shared_mlp.up_proj.weight"),
     ("kolibri1", "experts"): (f"{LAYER}.moe.router.expert_bias", f"{LAYER}.post_ffn_norm.weight"),
-    ("laguna", "experts"): (f"{LAYER}.mlp.experts.e_score_correction_bias", f"{LAYER}.mlp.shared_expert.up_proj.weight"),
+    ("laguna", "experts"): (f"{LAYER}.mlp.experts.e_score_correction_bias",),
     ("minimax_m2", "experts"): (f"{LAYER}.block_sparse_moe.experts.2.w3.weight",),
     ("minimax_m2", "stacked experts"): (f"{LAYER}.mlp.experts.down_proj", f"{LAYER}.mlp.e_score_correction_bias"),
     ("minimax_m3_vl_text", "experts"): (f"{LAYER}.block_sparse_moe.shared_experts.gate_proj.weight",),
@@ -285,12 +288,23 @@ def test_layers_that_predict_may_be_left_out_but_not_in_part(model_type: str) ->
         match(of, [tensor for tensor in every if tensor.name != "model.layers.2.self_attn.q_proj.weight"])
 
 
-@lru_cache(maxsize=None)
+@cache
 def true_files(model_type: str) -> tuple[tuple[Logical, ...], Matched]:
     """A family's tensors with experts apart where there is a choice, and how they are cut under their own name."""
     of = table(model_type)
     held = tuple(tensors(of, without=others(of, "experts")))
     return held, match(of, held)
+
+
+@pytest.mark.parametrize("model_type, module", [
+    ("exaone_moe", "mtp.layers.0.self_attn.q_proj"), ("mellum", "mtp.fc"), ("mimo_v2_flash", "model.mtp.layers.2.eh_proj"),
+    ("ernie4_5_moe", "model.mtp_block.0.mlp.up_proj"), ("ernie4_5_moe", "model.mtp_linear_proj.0"),
+])  # fmt: skip
+def test_what_drafts_tokens_is_whole(model_type: str, module: str) -> None:
+    held, _ = true_files(model_type)
+    found = match(table(model_type), [*held, Logical(f"{module}.weight", "F32", (3, 5))])
+    assert not any(dim.axes for dim in found.dims_of(f"{module}.weight"))
+    assert found.rule_of(f"{module}.weight").note.startswith("whole: predicts further tokens")
 
 
 @pytest.mark.parametrize("told", CONFIGS)

@@ -17,6 +17,7 @@ from .table import Table
 
 SHARED = "shared_experts"
 CORRECTION = "gate.e_score_correction_bias"
+DRAFTS = "predicts further tokens beside the model, which does not run it; it is a layer or a few of many"
 
 
 class Layers(NamedTuple):

@@ -68,7 +68,7 @@ def _agree(group: Sequence[Member]) -> Iterator[Said]:
     for scale in scales:
         for zero in zeros:
             if len(scale.tensor.shape) == len(zero.tensor.shape) and _held(scale).keys() != _held(zero).keys():
-                yield zero, f"{zero.name} is not cut along what {scale.name} is cut along, and each belongs to the other"
+                yield zero, f"{zero.name} is not cut along what {scale.name} is, and each belongs to the other"
 
 
 def _told(streams: tuple[Spans, ...]) -> str:
@@ -102,7 +102,8 @@ def _as_one(role: str, group: Sequence[Member]) -> Member:
     chosen = _reference(group)
     if role in VOCABULARY:
         chosen = next((m for m in group if m.cuts and _by_unit(m)), chosen)
-        return Member(chosen.tensor._replace(role=role), [(n, _in_units(chosen, n, cut)) for n, cut in chosen.cuts], True)
+        in_units = [(number, _in_units(chosen, number, cut)) for number, cut in chosen.cuts]
+        return Member(chosen.tensor._replace(role=role), in_units, packed=True)
     cuts = [(number, _once(cut) if role in ROW - EMBED else cut) for number, cut in chosen.cuts]
     return Member(chosen.tensor._replace(role=role), cuts, packed=True)
 

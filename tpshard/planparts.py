@@ -189,7 +189,7 @@ _PATTERNS: dict[str, tuple[tuple[int, int], ...]] = {  # streams a role may have
 
 
 def _counts(ins: Sequence[Member], axis: Axis, view: str, banked: int) -> Iterator[Said]:
-    """A fused matrix holds every stream that its role promises, once for every expert in it: q, k and v, gate and up."""
+    """A fused matrix holds every stream that its role promises, once an expert in it: q, k and v, gate and up."""
     for member in ins:
         allowed = _PATTERNS.get(member.role.removeprefix("expert_").removeprefix("shared_"))
         if allowed is None or member.main is None or member.is_grouped:

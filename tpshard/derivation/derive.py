@@ -133,6 +133,9 @@ class _Finder:
             self.note(f"what feeds what in {type(probe.model).__name__}")
             met = meeting(probe)
             one = structure(probe, met)
+            if one.silent:  # a rectifier was off for all tokens, or an expert got none
+                probe.more()
+                one = structure(probe, met)
             tests = experiments(probe, met, one)
             self.made += tests.made
             odd = {n: tests.failed[a.sums] for a in one.axes if a.sums in tests.failed for n in a.tensors}

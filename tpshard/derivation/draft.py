@@ -149,7 +149,7 @@ class Drafter:
     ) -> None:
         self.structures, self.shapes, self.numbers = structures, shapes, numbers
         self.draft = Draft(tied=list(tied))
-        self._axis_of: dict[frozenset[str], AxisDraft] = {}
+        self._summed: set[str] = set()  # modules whose results are summed over ranks
         self._patterns = [_patterns(one) for one in shapes]
         self._layers, self._experts = _places(shapes[0])
 
@@ -162,6 +162,7 @@ class Drafter:
         draft.used += [e for e in (draft.layers, draft.experts) if e is not None]
         vocab = self._vocabulary()
         cuts = self._cuts()
+        self._summed = {pattern.rpartition(".")[0] for pattern, (*_, summed) in cuts.items() if summed}
         for pattern, names in self._patterns[0].items():
             self._rule(pattern, names, cuts.get(pattern), vocab)
         return draft
@@ -198,7 +199,7 @@ class Drafter:
         for pattern, (name, dim) in found.items():
             counts = tuple(one[_same(name, one)][dim] for one in self.shapes if _same(name, one))
             e = self.numbers.fit(counts) if len(counts) == len(self.shapes) else None
-            if e is None or not any("vocab" in key[-1] for key in e.keys):
+            if e is None or not any("vocab" in key[-1] and "type" not in key[-1] for key in e.keys):
                 continue  # positions, token types: small, and whole
             axis = by_count.get(counts)
             if axis is None:
@@ -372,7 +373,7 @@ class Drafter:
             role = _role(pattern, along, summed, len(dims))
             if any(name in first.spanning for name in names):
                 role, note = ("norm" if pattern.endswith("weight") else "norm_bias"), NEEDS_SUM
-        elif any(name in first.once for name in names):
+        elif any(name in first.once for name in names) and pattern.rpartition(".")[0] in self._summed:
             role, note = _once_role(pattern), ADDED_ONCE
         else:
             role, why = _whole_role(pattern, len(dims)), self.draft.whole.get(pattern, "")
@@ -402,7 +403,9 @@ class Drafter:
         out: dict[str, set[int]] = {}
         for name in names:
             numbers = template_of(name)[1]
-            words, layer, n = [], None, 0
+            words: list[str] = []
+            layer: int | None = None
+            n = 0
             for word in name.split("."):
                 if word.isdigit():
                     if n == 0 and numbers[0] in self._layers and self._is_layered(name):

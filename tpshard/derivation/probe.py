@@ -22,6 +22,7 @@ from tpshard.source import open_source
 from .products import parameters_of
 
 ROWS, TOKENS = 1, 12
+MORE_ROWS = 8  # where some unit was off for all tokens of fewer
 
 
 class Probe:
@@ -61,7 +62,7 @@ class Probe:
             self.offsets[name] = self.elements
             self.elements += value.numel()
         self.origin = self._origins()
-        self.inputs = self._inputs()
+        self.inputs = self._inputs(ROWS)
 
     def _origins(self) -> dict[str, torch.Tensor]:
         """For every parameter the place of each of its elements among those of all tensors on disk."""
@@ -81,15 +82,19 @@ class Probe:
                     out[target] = value.round().long()
         return out
 
-    def _inputs(self) -> dict[str, Any]:
+    def more(self) -> None:
+        """Run on more tokens from now on."""
+        self.inputs = self._inputs(MORE_ROWS)
+
+    def _inputs(self, rows: int) -> dict[str, Any]:
         takes = inspect.signature(self.model.forward).parameters
         chance = torch.Generator().manual_seed(self.seed + 17)
-        ids = torch.randint(3, self.vocabulary, (ROWS, TOKENS), generator=chance)
+        ids = torch.randint(3, self.vocabulary, (rows, TOKENS), generator=chance)
         inputs: dict[str, Any] = {"input_ids": ids}
         if "attention_mask" in takes:
             inputs["attention_mask"] = torch.ones_like(ids)
         if "decoder_input_ids" in takes:
-            inputs["decoder_input_ids"] = torch.randint(3, self.vocabulary, (ROWS, TOKENS - 4), generator=chance)
+            inputs["decoder_input_ids"] = torch.randint(3, self.vocabulary, (rows, TOKENS - 4), generator=chance)
         if "use_cache" in takes:
             inputs["use_cache"] = False
         return inputs

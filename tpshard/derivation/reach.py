@@ -144,7 +144,7 @@ class _Elementwise(torch.autograd.Function):
         return y.clone()
 
     @staticmethod
-    def backward(context: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(context: Any, gradient: torch.Tensor) -> Any:
         flat = gradient.reshape(-1, gradient.shape[-1]).abs().sum(0)
         given = [gradient.abs() if n < context.count else flat.view(shape) for n, shape in enumerate(context.shapes)]
         return (None, None, *given)

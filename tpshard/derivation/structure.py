@@ -56,6 +56,7 @@ class Structure:
     spanning: frozenset[str]  # norms that need a sum over ranks
     inside: frozenset[str]  # whole, in modules whose outputs are a rank's own share
     odd: dict[str, str]  # tensors that were left whole, and why
+    silent: bool  # whether some index of what is cut fed nothing: its unit may have been off for all tokens
 
 
 class _Disk:
@@ -90,7 +91,8 @@ def structure(probe: Probe, found: Meeting) -> Structure:
     sums = sorted(at for at in found.sums if at in trace.seen)
     watched = {at: _watched(trace, at, found) for at in sums}
     shares = _scanned(trace, disk, sums, watched)
-    axes, odd = [], {}
+    axes: list[AxisFound] = []
+    odd: dict[str, str] = {}
     for group in _together(sums, shares):
         axis, left = _axis(probe, disk, trace, group, shares)
         odd |= left
@@ -110,7 +112,7 @@ def structure(probe: Probe, found: Meeting) -> Structure:
         for name, _, _ in disk.parts[parameter]
     )
     once, inside = _once(probe, disk, found), _inside(probe, disk, found, axes)
-    return Structure(axes, _of_logits(trace, disk), tables, once, spanning, inside, odd)
+    return Structure(axes, _of_logits(trace, disk), tables, once, spanning, inside, odd, _silent(shares))
 
 
 def _few(count: int) -> list[int]:
@@ -227,7 +229,7 @@ def _told(
                 continue
             channel = sum(b.long() << bit for bit, b in enumerate(ones))
             table = torch.zeros((length, count), dtype=torch.bool)
-            table[reached.nonzero().flatten(), channel[reached]] = True  # type: ignore[index]
+            table[reached.nonzero().flatten(), channel[reached]] = True
             cut, tables[name, dim] = dim, table
             break
         if cut is None:
@@ -267,6 +269,11 @@ def _together(sums: list[Sum], shares: Mapping[Sum, Mapping[tuple[str, int], tor
 def _differs(fed: torch.Tensor) -> bool:
     """Whether there are indices that feed some channels and not others."""
     return bool((fed.any(1) & ~fed.all(1)).any())
+
+
+def _silent(shares: Mapping[Sum, Mapping[tuple[str, int], torch.Tensor]]) -> bool:
+    fed = [table for tables in shares.values() for table in tables.values() if _differs(table)]
+    return any(not bool(table.any(1).all()) for table in fed)
 
 
 def _axis(

@@ -100,7 +100,7 @@ def encoder_states(skeleton: Skeleton, rows: Rows) -> dict[str, Any]:
     return {argument: (states,) if argument == "encoder_outputs" else states}
 
 
-def arguments_of(skeleton: Skeleton, rows: Rows) -> dict[str, Any]:
+def arguments_of(skeleton: Skeleton, rows: Rows, *, pictured: bool = True) -> dict[str, Any]:
     """Everything that the model's forward needs, positions left to the model.
 
     A mask is given where positions may be: a row with gaps in its positions is taken for several without one.
@@ -114,7 +114,7 @@ def arguments_of(skeleton: Skeleton, rows: Rows) -> dict[str, Any]:
     inputs: dict[str, Any] = {}
     if main == "input_ids" and "input_ids" in wanted and vocabulary_of(skeleton):
         inputs["input_ids"] = _token_ids(skeleton, rows)
-        inputs |= _pictured(skeleton, rows, inputs["input_ids"])
+        inputs |= _pictured(skeleton, rows, inputs["input_ids"]) if pictured else {}
         if {"attention_mask", "position_ids"} <= wanted.keys():
             inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
         if hasattr(model, "logit_scale"):  # compares texts with images, and runs on neither alone

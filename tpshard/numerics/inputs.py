@@ -25,22 +25,26 @@ def expert_counts(config: Any) -> tuple[int, int]:
     return experts, int(getattr(config, "num_experts_per_tok", 0) or getattr(config, "moe_topk", 0) or 1)
 
 
-def inputs_of(skeleton: Skeleton, batch: Batch, config: Any, device: torch.device, *, near: bool) -> Mapping[str, Any]:
+def inputs_of(
+    skeleton: Skeleton, batch: Batch, config: Any, device: torch.device, *, near: bool, pictured: bool = True
+) -> Mapping[str, Any]:
     """Arguments of the model's forward, as its signature names them.
 
     The mask is explicit because gapped positions alone make transformers take the row for several packed
     sequences. Positions start at 0 and, unless ``near``, their second half is spread up to the last that the
-    config allows, past the knee of a rope scaling.
+    config allows, past the knee of a rope scaling. ``pictured``: whether a model that reads images among text is
+    given some.
 
     Raises:
         UnsupportedError: the forward takes something that is not known here.
     """
-    inputs = arguments_of(skeleton, batch)
+    inputs = arguments_of(skeleton, batch, pictured=pictured)
     batch.units |= {value.shape[0] // batch.rows for value in inputs.values() if torch.is_tensor(value)}
     if "image_grid_thw" in inputs:
         batch.units.add(pictures(skeleton))  # patches that were merged
     longest = int(getattr(config, "max_position_embeddings", 0) or getattr(config, "n_positions", 0) or 0)
     near = near or bool(getattr(config, "index_block_size", 0))  # a position is then looked up among the keys' blocks
+    near = near or bool(getattr(config, "local_attn_chunk_length", 0))  # padded to chunks unless positions are given
     if "position_ids" in takes(skeleton.model) and "input_ids" in inputs and longest >= batch.tokens and not near:
         first = batch.tokens // 2
         far = torch.linspace(first, longest - 1, batch.tokens - first, dtype=torch.float64).round().long()

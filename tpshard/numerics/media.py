@@ -71,6 +71,14 @@ def images(config: Any, takes: Mapping[str, Any], rows: Any) -> dict[str, torch.
     return out
 
 
+def videos(config: Any, rows: Any) -> dict[str, torch.Tensor]:
+    """``pixel_values_videos [rows, frames, channels, height, width]`` of as few frames as make a patch."""
+    vision = getattr(config, "vision_config", None) or config
+    side, frames = count_of(vision, "crop_size", "image_size"), count_of(vision, "tubelet_size", "temporal_patch_size")
+    channels = count_of(vision, *CHANNELS) or 3
+    return {"pixel_values_videos": rows.values("video", frames or 1, channels, side, side)} if side else {}
+
+
 def _padded_patches(vision: Any, channels: int, rows: Any) -> dict[str, torch.Tensor]:
     """Patches of an image of four by four, and how it was cut (SigLIP 2)."""
     patch = count_of(vision, "patch_size")
@@ -107,7 +115,8 @@ def sounds(config: Any, takes: Mapping[str, Any], model: Any, rows: Any) -> dict
         bins, longest = count_of(config, *MELS), count_of(config, "max_length")
         if bins and longest and not any(isinstance(m, torch.nn.Conv1d) for m in model.modules()):
             return {"input_values": rows.values("sound", longest, bins)}  # a spectrogram, in patches
-        return {"input_values": rows.values("sound", _WAVE)}
+        channels = count_of(config, "audio_channels")  # of a codec, which takes them in a dimension of their own
+        return {"input_values": rows.values("sound", *([channels] if channels else []), _WAVE)}
     return {}
 
 

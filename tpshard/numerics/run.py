@@ -53,6 +53,7 @@ class Terms(NamedTuple):
     progress: Callable[[str], None] | None
     trust_remote_code: bool
     text: Any = None
+    pictures: bool = True  # whether a model that reads images among text is given some
 
 
 class LockstepRun:
@@ -74,7 +75,7 @@ class LockstepRun:
             text = text[: longest_sequence(source.root, self.manifest)]
         tokens = terms.tokens if text is None else len(text)
         self.notes: list[str] = []
-        pictured = pictures(reference)
+        pictured = pictures(reference) if terms.pictures else 0
         if text is None and 0 < pictured <= MOST_PICTURED:
             tokens = max(tokens, pictured + min(tokens, 8))
         elif pictured >= tokens:
@@ -96,7 +97,10 @@ class LockstepRun:
         )
         if terms.max_memory is not None:
             require_memory(terms.max_memory, reference, points, self.batch, dtype, self.tp_size)
-        self.inputs = inputs_of(reference, self.batch, config, terms.device, near=text is not None)
+        self.inputs = inputs_of(
+            reference, self.batch, config, terms.device, near=text is not None, pictured=pictured > 0
+        )
+        self.is_pictured = {"input_ids", "pixel_values"} <= self.inputs.keys()
         self.findings: list[Finding] = []
 
     def verdict(self, min_coverage: float) -> LevelVerdict:

@@ -26,7 +26,7 @@ def formats(c: Config) -> list[Format]:
         return fp8.formats(own)
     if "marlin" in packing or "ark" in packing.split(":"):
         raise UnsupportedError(
-            f"config.json: AutoRound in the layout {packing!r}, which is permuted for one kernel and cannot be cut; use a "
-            "checkpoint in 'auto_round:auto_gptq' or 'auto_round:auto_awq'"
+            f"config.json: AutoRound in the layout {packing!r}, which is permuted for one kernel and cannot be cut; "
+            "use a checkpoint in 'auto_round:auto_gptq' or 'auto_round:auto_awq'"
         )
     return gptq.formats(own)

@@ -20,13 +20,14 @@ METHODS = ("bitnet",)
 def formats(c: Config) -> list[Format]:
     if c.get("linear_class", default="bitlinear") != "autobitlinear":
         raise UnsupportedError(
-            "config.json: BitNet packs four rows that lie a quarter of the matrix apart into one byte, so that no rank's "
-            "rows are bytes of their own; use the checkpoint with unpacked weights ('autobitlinear', often named -bf16)"
+            "config.json: BitNet packs four rows that lie a quarter of the matrix apart into one byte, so that no "
+            "rank's rows are bytes of their own; use the checkpoint with unpacked weights ('autobitlinear', often "
+            "named -bf16)"
         )
     if c.get("quantization_mode", default="offline") != "offline":
         raise UnsupportedError(
-            "config.json: BitNet's online mode scales every matrix by the mean of all its absolute values when it runs, "
-            "and a rank that holds a part would use the part's; use a checkpoint of the offline mode, or remove "
+            "config.json: BitNet's online mode scales every matrix by the mean of all its absolute values when it "
+            "runs, and a rank that holds a part would use the part's; use a checkpoint of the offline mode, or remove "
             "'quantization_config' and make the weights ternary in your engine before they are cut"
         )
     offline = scaled("ternary weights as floats", EVERY_FLOAT, ONE)

@@ -57,9 +57,9 @@ def _ruled(tensor: Logical, heads: Heads | None, part: str) -> tuple[Rule, tuple
     count = 0 if heads is None else heads.query_heads if part in _OF_QUERIES else heads.kv_heads
     if heads is None or len(long) != 1 or tensor.shape[long[0]] != count:
         raise UnsupportedError(
-            f"{short(tensor.name)} has the shape {list(tensor.shape)}: scales of the KV cache are cut where they are one "
-            f"value for all heads or one for every head ({count or 'unknown'} here); remove them to have the engine "
-            "work them out"
+            f"{short(tensor.name)} has the shape {list(tensor.shape)}: scales of the KV cache are cut where they are "
+            f"one value for all heads or one for every head ({count or 'unknown'} here); remove them to have the "
+            "engine work them out"
         )
     cut = heads.query(1) if part in _OF_QUERIES else heads.kv(1)
     of_tensor = tuple(cut if number == long[0] else replicated(1) for number in range(len(tensor.shape)))

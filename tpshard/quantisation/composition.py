@@ -165,8 +165,8 @@ def _collect(demands: dict[tuple[Axis, str], Demand], stretch: Stretch, tensor: 
         assert axis is not None
         if isinstance(axis, Padded) and per == axis.count:
             raise UnsupportedError(
-                f"{short(tensor.name)}: {stretch.why}; no degree above 1 works. Use a checkpoint in which this matrix is "
-                "not quantised"
+                f"{short(tensor.name)}: {stretch.why}; no degree above 1 works. Use a checkpoint in which this matrix "
+                "is not quantised"
             )
         before = demands.get((axis, view))
         units = per if before is None else lcm(before.units, per)

@@ -111,7 +111,8 @@ def _packed(weights: Config, bits: int, forms: tuple[Form, ...]) -> list[Format]
         members = (
             Member(".weight_packed", "packed", ((Of(OUT), words),)),
             Member(".weight_scale", "scale", forms, note=WHOLE if by_order else ""),
-            Member(".weight_zero_point", "zero", (*zeros, *sparse, *ONE), optional=True, note=WHOLE if by_order else ""),
+            Member(".weight_zero_point", "zero", (*zeros, *sparse, *ONE), optional=True,
+                   note=WHOLE if by_order else ""),
             Member(".weight_g_idx", "order", ((Of(IN),),), optional=True,
                    note=FROM_ZERO if grouped and not by_order else ""),
             Member(".weight_shape", "state", ((2,),), optional=True, note=SHAPE, noted=(OUT, IN)),

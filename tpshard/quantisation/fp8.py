@@ -7,7 +7,7 @@ matrix; ``input_scale`` where activations have a static one. The last block of e
 experts have the same in ``NAME`` and ``NAME_scale_inv``. DeepSeek-V4 stores experts in 4 bits, two values a byte, with
 an exponent for 32 inputs.
 Source: deepseek-ai/DeepSeek-V3 ``inference/kernel.py`` (``weight_dequant``); transformers
-``integrations/finegrained_fp8.py``, ``quantizers/quantizer_finegrained_fp8.py`` (names), ``integrations/fbgemm_fp8.py``.
+``integrations/finegrained_fp8.py``, ``integrations/fbgemm_fp8.py``, ``quantizers/quantizer_finegrained_fp8.py``.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ def formats(c: Config) -> list[Format]:
     out = []
     for scale in SCALES:
         out.append(scaled(name, FLOATS8, forms, scale=scale))
-        fp4 = (Member(".weight", "packed", ((Of(OUT), Of(IN, 1, 2)),)), Member(scale, "scale", ((Of(OUT), Of(IN, 1, 32)),)))
-        out.append(Format("FP4 in groups of 32", fp4, dtypes=BYTES))
+        halves = Member(".weight", "packed", ((Of(OUT), Of(IN, 1, 2)),))
+        exponents = Member(scale, "scale", ((Of(OUT), Of(IN, 1, 32)),))
+        out.append(Format("FP4 in groups of 32", (halves, exponents), dtypes=BYTES, plain=True))
     return out + [bank(fmt, scale) for fmt, scale in zip(out[::2], SCALES, strict=True)]
 
 

@@ -27,8 +27,8 @@ def formats(c: Config) -> list[Format]:
         dtype = weight.get("dtype") if isinstance(weight, Mapping) else None
         if dtype in REORDERED:
             raise UnsupportedError(
-                f"config.json: Quark stores {dtype} with its values reordered inside the words, which is not known here "
-                "well enough to be cut; use a checkpoint in FP8, int8 or MXFP4, or in its original precision"
+                f"config.json: Quark stores {dtype} with its values reordered inside the words, which is not known "
+                "here well enough to be cut; use a checkpoint in FP8, int8 or MXFP4, or in its original precision"
             )
     forms = (*PER_OUT, *ONE, *BY_PART)
     return [

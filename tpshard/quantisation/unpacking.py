@@ -64,8 +64,8 @@ def unpack(tensors: Sequence[Logical], formats: Sequence[Format], table: Table) 
         of_tensor = options[tensor.name]
         if not of_tensor or tensor.name in taken:
             continue
-        rules = {stem + fmt.weight: known[stem + fmt.weight].rule for fmt, stem in of_tensor if stem + fmt.weight in known}
-        packed = _chosen(tensor, of_tensor, rules, by_name)
+        matrices = {stem + fmt.weight for fmt, stem in of_tensor}
+        packed = _chosen(tensor, of_tensor, {m: known[m].rule for m in matrices if m in known}, by_name)
         if packed is not None:
             found[packed.weight.name] = packed
             taken |= dict.fromkeys(packed.members, packed.weight.name)
