@@ -42,5 +42,6 @@ def table(c: Config) -> Table:
             t.norm(f"@{name}.layer_norm", width, bias=True)
             if name == "encoder":
                 t.norm(f"{layer}.global_self_attn_layer_norm", width, bias=True)
-                t.embedding("@encoder.embed_global", c.count("num_global_tokens", default=32), width, role="position")
+                tokens = c.count("num_global_tokens", default=32)
+                t.whole("@encoder.embed_global.weight", tokens, width, why="a few tokens that are of no vocabulary")
     return t

@@ -31,7 +31,8 @@ def table(c: Config) -> Table:
     if c.model_type == "clap_audio_model":
         return _audio(c.with_usual(**USUAL["clap_audio_model"]))
     t = Table(0)
-    t.include(table_of(part_of(c, "text_config", model_type="clap_text_model")), ("text_model.", "text_model."), axes="text_")
+    text = table_of(part_of(c, "text_config", model_type="clap_text_model"))
+    t.include(text, ("text_model.", "text_model."), axes="text_")
     audio = table_of(part_of(c, "audio_config", model_type="clap_audio_model"))
     t.include(audio, ("audio_model.", "audio_model."), axes="audio_", or_whole=True)
     for projection in ("audio_projection", "text_projection"):
@@ -57,8 +58,8 @@ def _audio(c: Config) -> Table:
     depths, heads = c.get("depths"), c.get("num_attention_heads")
     if not isinstance(depths, list) or not isinstance(heads, list) or len(depths) != len(heads):
         raise DamagedError(
-            f"config.json: 'depths' is {depths!r:.80} and 'num_attention_heads' {heads!r:.80}, which should be lists of "
-            "one length; restore them"
+            f"config.json: 'depths' is {depths!r:.80} and 'num_attention_heads' {heads!r:.80}, which should be lists "
+            "of one length; restore them"
         )
     first, at = c.count("patch_embeds_hidden_size"), "audio_encoder"
     table_rows = (2 * c.count("window_size") - 1) ** 2
@@ -70,7 +71,7 @@ def _audio(c: Config) -> Table:
         with t.stack(depth):
             _block(t, f"{at}.layers.{stage}.blocks.{{layer}}", c, stage, first * 2**stage, count, table_rows)
         if stage + 1 < len(depths):
-            t.whole_module(f"{at}.layers.{stage}.downsample", why="it joins four patches, between stages of other widths")
+            t.whole_module(f"{at}.layers.{stage}.downsample", why="it joins four patches into one")
     t.norm(f"{at}.norm", first * 2 ** (len(depths) - 1), bias=True)
     return t
 

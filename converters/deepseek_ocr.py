@@ -1,7 +1,7 @@
 """DeepSeek-OCR 2 and Unlimited-OCR: SAM's encoder, a second encoder on what it makes, and a small model with experts.
 
 The second encoder is Qwen2's layers with queries of its own, or CLIP's with queries, keys and values in one matrix.
-Source: transformers ``models/{deepseek_ocr2,unlimited_ocr}/modeling_*.py``, and ``conversion_mapping.py`` for names on disk.
+Source: transformers ``models/{deepseek_ocr2,unlimited_ocr}/modeling_*.py``; names on disk: ``conversion_mapping.py``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Granite 4 Vision: a tower, and querying transformers that bring what it sees into several layers of the language model.
+"""Granite 4 Vision: a tower, and querying transformers that bring what it sees into several layers of its model.
 
 There is one for every pair of a tower's and a language model's layer, and one for each corner of two by two patches.
 Source: transformers ``models/granite4_vision/modeling_granite4_vision.py``, ``models/blip_2`` (``Blip2QFormerModel``).

@@ -19,7 +19,8 @@ USUAL = {
 
 def table(c: Config) -> Table:
     hidden, heads = c.count("hidden_size"), heads_of(c)
-    size, bias = c.head_dim(heads.query_heads, default=c.get("attention_head_dim")), c.flag("attention_bias", default=False)
+    size = c.head_dim(heads.query_heads, default=c.get("attention_head_dim"))
+    bias = c.flag("attention_bias", default=False)
 
     t = decoder(c, tied=c.model_type == "hunyuan_vl_text")
     layer = "@layers.{layer}"

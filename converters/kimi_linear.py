@@ -29,8 +29,8 @@ def table(c: Config) -> Table:
     types = c.with_usual(layer_types=_usual(linear, t.layers)).listed("layer_types", t.layers)
     with t.only(layers_of(types, *RECURRENT)):
         kimi_delta_attention(
-            t, at, heads, size, hidden,
-            kernel=linear.count("short_conv_kernel_size", "linear_conv_kernel_dim", default=4), a_log=(1, 1, heads.each(), 1), low_rank=True,
+            t, at, heads, size, hidden, a_log=(1, 1, heads.each(), 1), low_rank=True,
+            kernel=linear.count("short_conv_kernel_size", "linear_conv_kernel_dim", default=4),
         )  # fmt: skip
     with t.only(layers_of(types, *ATTENTION)):
         latent_attention(c, t, at)

@@ -17,7 +17,8 @@ from tpshard.table import Table
 FAMILY = "llama4"
 USUAL = {
     "llama4_text": {"vocab_size": 202048, "hidden_size": 5120, "intermediate_size": 8192,
-                    "intermediate_size_mlp": 16384, "num_hidden_layers": 48, "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128,
+                    "intermediate_size_mlp": 16384, "num_hidden_layers": 48,
+                    "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128,
                     "num_local_experts": 16},
     "llama4_vision_model": {"hidden_size": 768, "intermediate_size": 5632, "num_hidden_layers": 34,
                             "num_attention_heads": 16, "num_channels": 3, "image_size": 448, "patch_size": 14,

@@ -1,4 +1,4 @@
-"""Mimi: a codec with a transformer behind its encoder's convolutions and one before its decoder's; and what hears by it.
+"""Mimi: a codec with a transformer behind its encoder's convolutions and one before its decoder's; and its listener.
 
 The convolutions and codebooks stay whole. Kyutai's speech-to-text model is a language model over text and codes, each
 with rows of their own in one embedding, with the codec beside it.

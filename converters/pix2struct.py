@@ -66,5 +66,5 @@ def _encoder(c: Config, t: Table) -> None:
         t.whole("@embeddings.patch_projection.weight", width, c.count("patch_embed_hidden_size"), why=why)
         t.whole("@embeddings.patch_projection.bias", width, why=why)
         for side in ("row", "column"):
-            t.embedding(f"@embeddings.{side}_embedder", c.count("seq_len"), width, role="position")
+            t.whole(f"@embeddings.{side}_embedder.weight", c.count("seq_len"), width, why="places of patches")
         t.norm("@layernorm", width)

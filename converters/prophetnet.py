@@ -48,7 +48,8 @@ def _side(c: Config, t: Table, name: str, width: int) -> None:
     t.embedding(f"@{name}.position_embeddings", c.count("max_position_embeddings"), width, role="position")
     t.norm(f"@{name}.embeddings_layer_norm", width, bias=True)
     if name == "decoder":
-        t.embedding("@decoder.ngram_embeddings", c.count("ngram", default=2), width, role="position")
+        why = "one vector for every token that is predicted ahead"
+        t.whole("@decoder.ngram_embeddings.weight", c.count("ngram", default=2), width, why=why)
         buckets = c.count("num_buckets", default=32) * heads.query_heads
         why = "relative positions of all heads, which the streams take apart in another order"
         t.whole(f"{layer}.self_attn.relative_pos_embeddings.weight", buckets, width, why=why)

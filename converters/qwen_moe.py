@@ -18,7 +18,8 @@ USUAL = {
                           "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 128,
                           "moe_intermediate_size": 1408, "num_experts": 60},
     "qwen3_omni_moe_text": {"vocab_size": 3584, "hidden_size": 2048, "intermediate_size": 18944,
-                            "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "moe_intermediate_size": 768,
+                            "num_hidden_layers": 28, "num_attention_heads": 28,
+                            "num_key_value_heads": 4, "moe_intermediate_size": 768,
                             "num_experts": 128},
 }  # fmt: skip
 MODEL_TYPES = ("qwen2_moe", "qwen3_moe", *USUAL)

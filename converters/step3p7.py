@@ -1,6 +1,7 @@
 """Step 3.7: layers with a sliding window have query heads of another number, experts are three stacked banks.
 
-A ViT beside the language model ends with two convolutions. Released configs name the parts' types after their own code, so both parts are read here.
+A ViT beside the language model ends with two convolutions. Released configs name the parts' types after their own
+code, so both parts are read here.
 Source: transformers ``models/step3p7/modeling_step3p7.py``, ``configuration_step3p7.py``, ``conversion_mapping.py``.
 """
 

@@ -27,7 +27,8 @@ def table(c: Config) -> Table:
     for side in ("encoder", "decoder"):
         t5_stack(c, t, side, mlp, every_layer=kind == "umt5", kind=encoder if side == "encoder" else "")
     if kind == "pop2piano":
-        t.embedding("mel_conditioner.embedding", None, width, role="position")
+        why = "one vector for every composer"
+        t.whole("mel_conditioner.embedding.weight", None, width, why=why)
     if kind == "udop":
         _pages(c, t)
     return t
@@ -44,7 +45,8 @@ def _pages(c: Config, t: Table) -> None:
         t.whole(f"@{at}.proj.weight", width, channels, *patch, why=why, optional=optional)
         t.whole(f"@{at}.proj.bias", width, why=why, optional=optional)
     for side in ("x", "y"):
-        t.embedding(f"@encoder.cell_2d_embedding.{side}_position_embeddings", places, width, role="position")
+        at = f"@encoder.cell_2d_embedding.{side}_position_embeddings.weight"
+        t.whole(at, places, width, why="places on the page, added to every token")
     tables, first = len(c.get("relative_bias_args", default=(1, 2, 3))), f"@encoder.block.0.layer.0.SelfAttention.{RELATIVE}.weight"
     for side in ("encoder", "decoder"):
         for number in range(tables):

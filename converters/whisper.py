@@ -25,7 +25,10 @@ def table(c: Config) -> Table:
         axes = side_axes(c, name, width)
         with side(c, t, name, c.count(f"{name}_layers")) as layer:
             layer_of(t, layer, axes, width, cross=width if name == "decoder" else None, key_bias=False)
-            t.embedding(f"@{name}.embed_positions", c.count(count), width, role="position")
+            if name == "encoder":
+                t.whole("@encoder.embed_positions.weight", c.count(count), width, why="places of the frames of a sound")
+            else:
+                t.embedding("@decoder.embed_positions", c.count(count), width, role="position")
             t.norm(f"@{name}.layer_norm", width, bias=True)
             if name == "encoder":
                 why = "two small convolutions along time, whose channels are all that the first layer sees"

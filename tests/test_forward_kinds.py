@@ -23,7 +23,10 @@ BART = {
     "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 64,
 }  # fmt: skip
 T5 = {"d_model": 32, "vocab_size": 96, "num_layers": 1, "num_heads": 4, "d_kv": 8, "d_ff": 48}
-WHISPER = {**BART, "max_source_positions": 8, "max_target_positions": 64, "num_mel_bins": 4}
+# fmt: off
+WHISPER = {**BART, "max_source_positions": 8, "max_target_positions": 64, "num_mel_bins": 4, "pad_token_id": 0,
+           "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+# fmt: on
 BERT = {
     "hidden_size": 32, "vocab_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48,
     "max_position_embeddings": 64,
@@ -103,10 +106,9 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return kind, directory
 
 
-@pytest.mark.parametrize("tp_size", [2, 3])
-def test_it_passes_and_every_parameter_is_reached(made: tuple[Kind, Path], tp_size: int, tmp_path: Path) -> None:
+def test_it_passes_and_every_parameter_is_reached(made: tuple[Kind, Path], tmp_path: Path) -> None:
     kind, source = made
-    verdict = Sharded(source, tmp_path, tp_size).verify(tokens=8, mode="zero-pad")
+    verdict = Sharded(source, tmp_path, 3).verify(tokens=8, mode="zero-pad")
     assert verdict.verdict == "passed", [finding.message for finding in verdict.findings]
     assert verdict.coverage == 1.0, verdict.unreached
     sums, gathers = kind.collectives

@@ -297,7 +297,8 @@ def true_files(model_type: str) -> tuple[tuple[Logical, ...], Matched]:
 
 
 @pytest.mark.parametrize("model_type, module", [
-    ("exaone_moe", "mtp.layers.0.self_attn.q_proj"), ("mellum", "mtp.fc"), ("mimo_v2_flash", "model.mtp.layers.2.eh_proj"),
+    ("exaone_moe", "mtp.layers.0.self_attn.q_proj"), ("mellum", "mtp.fc"),
+    ("mimo_v2_flash", "model.mtp.layers.2.eh_proj"),
     ("ernie4_5_moe", "model.mtp_block.0.mlp.up_proj"), ("ernie4_5_moe", "model.mtp_linear_proj.0"),
 ])  # fmt: skip
 def test_what_drafts_tokens_is_whole(model_type: str, module: str) -> None:

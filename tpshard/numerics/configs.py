@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ WITHOUT_BEARING = frozenset(
 """Keys that change nothing of what the model computes, at any depth of the config."""
 
 _ABSENT = "absent"
+_OF_TOWERS = re.compile(r"vision|visual|image|audio|patch")  # tables of places in an image or a sound, not of tokens
 _AFTER_PADDING = frozenset(
     ("roberta", "xlm-roberta", "xlm-roberta-xl", "roberta-prelayernorm", "camembert", "data2vec-text", "ibert", "xmod",
      "longformer", "mpnet", "esm")
@@ -112,9 +114,12 @@ def longest_sequence(root: Path, manifest: Manifest) -> int | None:
     rows = [
         tensor.shape[0]
         for tensor in manifest.tensors
-        if tensor.shape and base_role(manifest.notes[tensor.name]) == "position" and "token_type" not in tensor.name
+        if tensor.shape
+        and base_role(manifest.notes[tensor.name]) == "position"
+        and "token_type" not in tensor.name
+        and not _OF_TOWERS.search(tensor.name)
     ]
-    if not rows:
+    if not rows or not any(note.role == "embed" for note in manifest.notes.values()):
         return None
     values = raw_config(root)
     text = values.get("text_config")

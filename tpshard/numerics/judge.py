@@ -27,7 +27,7 @@ EXACT = 0.0
 
 def _is_float32(values: torch.Tensor) -> bool:
     """Whether all values are float32's, whatever they are stored in."""
-    return values.is_floating_point() and torch.equal(values, values.float().to(values.dtype))
+    return values.is_floating_point() and bool((values == values.float().to(values.dtype)).all())
 
 
 def relative(found: torch.Tensor, expected: torch.Tensor) -> float:

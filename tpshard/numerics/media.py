@@ -102,11 +102,9 @@ def sounds(config: Any, takes: Mapping[str, Any], model: Any, rows: Any) -> dict
 
     The latter is a wave, or a spectrogram.
     """
-    if "input_features" in takes:
-        part = part_of(config, MELS)
-        bins = count_of(part, *MELS)
-        if not bins:
-            return {}
+    part = part_of(config, MELS)
+    bins = count_of(part, *MELS)
+    if "input_features" in takes and bins:
         most = count_of(part, "max_source_positions")
         if _bins_first(model, bins):
             return {"input_features": rows.values("sound", bins, 2 * most if most else _FRAMES)}

@@ -32,8 +32,8 @@ class Point:
     ``tensor`` is the tensor on disk whose first dimension says which outputs a rank holds (``gather``)
     or, the last, which inputs (``needs_sum``); "" for other kinds. ``operand`` is the module's own parameter
     whose product is summed, where that is not its output (see :mod:`.operands`). ``passing`` are parameters of
-    experts beside which others pass their input on (see :mod:`.passing`). A ``fallback`` is a point only where none below it was passed: a
-    head that multiplies with its children's matrices itself.
+    experts beside which others pass their input on (see :mod:`.passing`). A ``fallback`` is a point only where none
+    below it was passed: a head that multiplies with its children's matrices itself.
     """
 
     path: str

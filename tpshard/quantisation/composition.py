@@ -170,6 +170,8 @@ def _collect(demands: dict[tuple[Axis, str], Demand], stretch: Stretch, tensor: 
             )
         before = demands.get((axis, view))
         units = per if before is None else lcm(before.units, per)
+        if not isinstance(axis, Padded):
+            units = min(units, axis.views()[view])
         if before is None or units > before.units:
             demands[axis, view] = Demand(units, tensor.name, stretch.why)
 
@@ -182,7 +184,7 @@ def _stepped(demands: Mapping[tuple[Axis, str], Demand]) -> tuple[dict[Axis, Axi
         old = stepped.get(axis, axis)
         if isinstance(old, Heads):
             units = demand.units * (old.group if view == "kv" else 1)
-            new: Axis = replace(old, step=lcm(old.step, units))
+            new: Axis = replace(old, step=min(lcm(old.step, units), old.query_heads))
         elif isinstance(old, Padded):
             units = demand.units
             new = replace(old, multiple=lcm(old.multiple, units))
