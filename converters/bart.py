@@ -16,7 +16,7 @@ FAMILY = "bart"
 
 
 class Build(NamedTuple):
-    """What a model type has. ``offset``: rows of the position table before position 0; None: sinusoids, seldom saved."""
+    """What a model type has. ``offset``: rows of the table before position 0; None: sinusoids, seldom saved."""
 
     offset: int | None = 0
     norm_first: bool = False  # ``layernorm_embedding``

@@ -43,7 +43,7 @@ def _more_embeddings(t: Table, c: Config, hidden: int) -> None:
             t.embedding(f"@embeddings.{side}_position_embeddings", size, hidden, role="position")
     if c.model_type == "ernie" and c.flag("use_task_id", default=False):
         tasks = c.count("task_type_vocab_size", default=3)
-        t.embedding("@embeddings.task_type_embeddings", tasks, hidden, role="position")
+        t.whole("@embeddings.task_type_embeddings.weight", tasks, hidden, why="a vector for each kind of task")
     if c.model_type == "tapas":
         for number, size in enumerate(c.get("type_vocab_sizes", default=[3, 256, 256, 2, 256, 256, 10])):
             t.embedding(f"@embeddings.token_type_embeddings_{number}", size, hidden, role="position")

@@ -26,7 +26,7 @@ def table(c: Config) -> Table:
 
     t = Table(c.count("num_hidden_layers"), prefixes=("cpmant.", ""))
     t.embedding("@input_embedding", rows, hidden)
-    t.embedding("@segment_embedding", segments, hidden, role="position")
+    t.whole("@segment_embedding.weight", segments, hidden, why="a vector for each segment")
     t.tensor("@position_bias.relative_attention_bias", distances, heads.query(1), role="attn_head")
     layer = "@encoder.layers.{layer}"
     attention(

@@ -68,7 +68,8 @@ def _relative(t: Table, c: Config, e: Encoder, at: str) -> None:
     given = c.get("max_relative_positions", default=-1)
     reach = given if given > 0 else c.count("max_position_embeddings")
     buckets = -1 if first else c.get("position_buckets", default=-1)
-    t.embedding("@encoder.rel_embeddings", 2 * (buckets if buckets > 0 else reach), e.hidden, role="position")
+    distances = 2 * (buckets if buckets > 0 else reach)
+    t.whole("@encoder.rel_embeddings.weight", distances, e.hidden, why="a vector for each distance, for all layers")
     if not first and "layer_norm" in str(c.get("norm_rel_ebd", default="none")).lower():
         layer_norms(t, ["@encoder.LayerNorm"], e.hidden)
     if not first and c.number("conv_kernel_size"):

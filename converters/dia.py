@@ -40,7 +40,8 @@ def table(c: Config) -> Table:
     with t.stack(decoder.count("num_hidden_layers"), prefixes=("model.decoder.", "decoder.")):
         t.embedding("@embeddings.embed", all_codes, width)
         _attend(decoder, t, f"{layer}.self_attention", "heads", width)
-        _attend(decoder, t, f"{layer}.cross_attention", "cross_heads", width, "cross_", decoder.count("cross_hidden_size"))
+        source = decoder.count("cross_hidden_size")
+        _attend(decoder, t, f"{layer}.cross_attention", "cross_heads", width, "cross_", source)
         _mlp(decoder, t, f"{layer}.mlp", "ffn", width)
         norms(t, layer, ("pre_sa_norm", "pre_ca_norm", "pre_mlp_norm"), width)
         t.norm("@norm", width)

@@ -29,7 +29,7 @@ def table(c: Config) -> Table:
     wide = c.count("cross_attention_widening_factor", default=1)
 
     t = Table(c.count("num_self_attends_per_block", default=26), prefixes=("perceiver.", ""))
-    t.tensor("@embeddings.latents", c.count("num_latents", default=256), latents, role="position")
+    t.whole("@embeddings.latents", c.count("num_latents", default=256), latents, why="where the residual stream begins")
     t.embedding("@input_preprocessor.embeddings", vocab, model)
     t.embedding("@input_preprocessor.position_embeddings", positions, model, role="position")
     _layer(t, "@encoder.cross_attention", "cross", cross, (keys, values), latents, model, wide)

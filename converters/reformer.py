@@ -29,8 +29,8 @@ def table(c: Config) -> Table:
     if c.flag("axial_pos_embds", default=True):
         rows, columns = c.get("axial_pos_shape", default=[64, 64])
         first, second = c.get("axial_pos_embds_dim", default=[64, 192])
-        t.tensor("@embeddings.position_embeddings.weights.0", rows, 1, first, role="position")
-        t.tensor("@embeddings.position_embeddings.weights.1", 1, columns, second, role="position")
+        t.whole("@embeddings.position_embeddings.weights.0", rows, 1, first, why="a factor of the positions")
+        t.whole("@embeddings.position_embeddings.weights.1", 1, columns, second, why="a factor of the positions")
     else:
         t.embedding("@embeddings.position_embeddings.embedding", None, hidden, role="position")
     layer = "@encoder.layers.{layer}"

@@ -38,7 +38,8 @@ def _mlp(c: Config, sparse: frozenset[int], layers: int) -> MlpRules:
             t.linear(f"{layer}.mlp.wi", ffn, width, role="up")
             t.linear(f"{layer}.mlp.wo", width, ffn, role="down")
         with t.only(sparse):
-            t.linear(f"{layer}.mlp.router.classifier", experts, width, role="router", bias=c.flag("router_bias", default=False))
+            bias = c.flag("router_bias", default=False)
+            t.linear(f"{layer}.mlp.router.classifier", experts, width, role="router", bias=bias)
             for expert in range(experts if sparse else 0):
                 at = f"{layer}.mlp.experts.expert_{expert}"
                 t.linear(f"{at}.wi", ffn, width, role="expert_up")

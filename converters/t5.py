@@ -47,10 +47,11 @@ def _pages(c: Config, t: Table) -> None:
     for side in ("x", "y"):
         at = f"@encoder.cell_2d_embedding.{side}_position_embeddings.weight"
         t.whole(at, places, width, why="places on the page, added to every token")
-    tables, first = len(c.get("relative_bias_args", default=(1, 2, 3))), f"@encoder.block.0.layer.0.SelfAttention.{RELATIVE}.weight"
+    tables = len(c.get("relative_bias_args", default=(1, 2, 3)))
+    first = f"@encoder.block.0.layer.0.SelfAttention.{RELATIVE}.weight"
     for side in ("encoder", "decoder"):
         for number in range(tables):
             name = f"@{side}.relative_bias.biases.{number}.{RELATIVE}.weight"
-            lacks_one = number == 0 or side == "decoder" and lacks(c, "decoder")
+            lacks_one = number == 0 or (side == "decoder" and lacks(c, "decoder"))
             t.tensor(name, buckets, heads_of(c).query(1), role="attn_head", optional=lacks_one)
         t.tie(f"@{side}.relative_bias.biases.0.{RELATIVE}.weight", first)

@@ -26,7 +26,7 @@ def table(c: Config) -> Table:
     t.embedding("@position_embeddings", c.count("max_position_embeddings", default=512), hidden, role="position")
     t.tensor("@position_ids", 1, None, role="buffer", optional=True)  # files before 2023
     if languages > 1 and c.flag("use_lang_emb", default=True):
-        t.embedding("@lang_embeddings", languages, hidden, role="position")
+        t.whole("@lang_embeddings.weight", languages, hidden, why="a vector for each language")
     attention(
         t, "@attentions.{layer}", heads.query(size), heads.kv(size), hidden, bias=True, out_bias=True,
         names=("q_lin", "k_lin", "v_lin", "out_lin"),

@@ -22,7 +22,7 @@ def table(c: Config) -> Table:
 
     t = Table(c.count("n_layer", "num_hidden_layers"), prefixes=("transformer.", ""))
     t.embedding("@word_embedding", vocab, hidden)
-    t.tensor("@mask_emb", 1, 1, hidden, role="position")
+    t.whole("@mask_emb", 1, 1, hidden, why="one vector")
     at = "@layer.{layer}.rel_attn"
     for name, role in (("q", "q"), ("k", "k"), ("v", "v"), ("r", "k"), ("o", "o")):  # r: the keys of positions
         t.tensor(f"{at}.{name}", hidden, heads, size, role=role)

@@ -73,7 +73,8 @@ KINDS = {
         "encoder.layers.0.self_attn.v_proj.weight",
     ),
     "masked": Kind(
-        T.BertForMaskedLM, lambda: T.BertConfig(**BERT), {"input_ids"}, (3, 1), "bert.encoder.layer.0.output.dense.weight"
+        T.BertForMaskedLM, lambda: T.BertConfig(**BERT), {"input_ids"}, (3, 1),
+        "bert.encoder.layer.0.output.dense.weight",
     ),
     "speech": Kind(
         T.WhisperForConditionalGeneration, lambda: T.WhisperConfig(**WHISPER), {"input_features", "decoder_input_ids"},
@@ -165,7 +166,7 @@ def test_what_cannot_be_made_up_is_named() -> None:
     with torch.device("meta"):
         model = T.CLIPVisionModel._from_config(T.CLIPVisionConfig(**VISION))
     model.config.image_size = None
-    with pytest.raises(UnsupportedError, match="CLIPVisionModel takes pixel_values, and config.json has no number"):
+    with pytest.raises(UnsupportedError, match=r"CLIPVisionModel takes pixel_values, and config.json has no number"):
         arguments_of(_Bare(model), Sequences(1, 4, 0))  # type: ignore[arg-type]
 
 
@@ -173,7 +174,8 @@ def test_outputs_are_sorted() -> None:
     hidden, pooled, logits = torch.zeros(1, 2, 3), torch.zeros(1, 3), torch.zeros(1, 2, 5)
     found = results_of({"pooler_output": pooled, "last_hidden_state": hidden})
     assert found.main is hidden and not found.are_logits and found.others[0] is pooled
-    found = results_of({"loss": None, "hidden_states": (hidden, hidden), "logits": logits, "ids": torch.zeros(2).long()})
+    ids = torch.zeros(2).long()
+    found = results_of({"loss": None, "hidden_states": (hidden, hidden), "logits": logits, "ids": ids})
     assert found.main is logits and found.are_logits and len(found.others) == 2
     with pytest.raises(TypeError, match="no numbers"):
         results_of({"ids": torch.zeros(2).long()})

@@ -299,7 +299,7 @@ HUB = {  # names as well-known releases have them, and what they are
         "roberta.encoder.layer.0.output.dense.weight": "down", "classifier.dense.weight": "pooler",
         "classifier.out_proj.weight": "pooler"}),
     "microsoft/deberta-v3-base": ("deberta-v2", {
-        "deberta.encoder.rel_embeddings.weight": "position", "lm_predictions.lm_head.dense.weight": "head_projection",
+        "deberta.encoder.rel_embeddings.weight": "whole", "lm_predictions.lm_head.dense.weight": "head_projection",
         "mask_predictions.classifier.weight": "pooler", "deberta.encoder.layer.0.attention.self.pos_key_proj.bias":
         "k_bias", "deberta.encoder.conv.conv.weight": "whole"}),
     "facebook/esm2_t33_650M_UR50D": ("esm", {

@@ -6,7 +6,7 @@ and shares no step with it, so that :mod:`tpshard.planrules` judges the runs and
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, product
@@ -204,10 +204,7 @@ def hole(tensor: Planned, tp_size: int) -> str:
     for rank in range(tp_size):
         if any(not part.ranks[rank] for part in tensor.parts):
             continue
-        rows = [
-            [at for at, low in enumerate(edges[:-1]) if _inside(tensor.parts[number].ranks[rank], low)]
-            for number, edges in zip(cut, marks, strict=True)
-        ]
+        rows = [_cells(tensor.parts[n].ranks[rank], edges) for n, edges in zip(cut, marks, strict=True)]
         held.update(product(*rows))
     for cell in product(*(range(len(edges) - 1) for edges in marks)):
         if cell not in held:
@@ -219,8 +216,14 @@ def hole(tensor: Planned, tp_size: int) -> str:
     return ""
 
 
-def _inside(runs: Runs, index: int) -> bool:
-    return any(run.start != PAD and run.start <= index < run.start + run.length for run in runs)
+def _cells(runs: Runs, edges: Sequence[int]) -> list[int]:
+    """The numbers of the ranges between ``edges`` that the runs cover; every end of a run is an edge."""
+    return [
+        cell
+        for run in runs
+        if run.start != PAD
+        for cell in range(bisect_left(edges, run.start), bisect_left(edges, run.start + run.length))
+    ]
 
 
 def held_twice(tensor: Planned) -> str:

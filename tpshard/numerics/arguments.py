@@ -128,7 +128,7 @@ def arguments_of(skeleton: Skeleton, rows: Rows, *, pictured: bool = True) -> di
     if "decoder_input_ids" in wanted and decoder_vocabulary(skeleton):
         inputs["decoder_input_ids"] = _decoder_ids(skeleton, rows)
     inputs |= encoder_states(skeleton, rows) | _beside(wanted, rows) | from_assisted(config, wanted, rows)
-    if main not in inputs and (main in wanted or not inputs.keys() & {"input_values", "input_features", "pixel_values"}):
+    if main not in inputs and not inputs.keys() & {"input_values", "input_features", "pixel_values"}:
         raise UnsupportedError(
             f"{type(model).__name__} takes {main}, and config.json has no number that says of what size; "
             "verify by bytes and plan"

@@ -24,7 +24,8 @@ _PARTS = ("vision_config", "audio_config", "encoder_config", "speech_config", "e
 
 def part_of(config: Any, keys: tuple[str, ...]) -> Any:
     """The part of a config that has one of these numbers: a tower's, else the model's own."""
-    parts = [part for name in _PARTS if (part := getattr(config, name, None)) is not None and not isinstance(part, dict)]
+    held = [getattr(config, name, None) for name in _PARTS]
+    parts = [part for part in held if part is not None and not isinstance(part, dict)]
     return next((part for part in [*parts, config] if any(count_of(part, key) for key in keys)), None)
 
 
@@ -151,4 +152,5 @@ def image_tokens(model: Any, inputs: Mapping[str, torch.Tensor]) -> int:
         return 0
     found = getattr(found, "pooler_output", found)
     tensors = found if isinstance(found, (list, tuple)) else [found]
-    return sum(t.numel() for t in tensors if torch.is_tensor(t)) // hidden
+    elements = sum(int(t.numel()) for t in tensors if torch.is_tensor(t))
+    return elements // hidden

@@ -64,6 +64,8 @@ def generated(
         max_new_tokens=new_tokens, min_new_tokens=new_tokens, do_sample=False, num_beams=1, use_cache=True,
         eos_token_id=None, pad_token_id=0, return_dict_in_generate=True, output_logits=True,
     )  # fmt: skip
+    if model.config.is_encoder_decoder:
+        config.decoder_start_token_id = getattr(model.config, "decoder_start_token_id", None) or 0
     with torch.no_grad():
         out = model.generate(prompt, generation_config=config, attention_mask=torch.ones_like(prompt))
     return out.sequences[0, -new_tokens:].cpu(), torch.stack([row[0] for row in out.logits]).cpu()

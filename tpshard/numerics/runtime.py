@@ -282,7 +282,9 @@ class _Rank:
 
     def _compare_text(self, verdict: LevelVerdict, made: Any, expected: Expected) -> None:
         if made is None or expected.new_ids is None or expected.step_logits is None:
-            verdict.notes.append("nothing was generated: no new tokens were asked for, or the model does not make them from token ids alone")
+            verdict.notes.append(
+                "nothing was generated: no new tokens were asked for, or the model needs more than token ids for them"
+            )
             return
         ids, logits = made
         same = int((ids == expected.new_ids).long().cumprod(0).sum())

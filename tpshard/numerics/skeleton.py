@@ -182,7 +182,7 @@ class Skeleton:
         return self.recipes.get(self.aliases.get(parameter, parameter))
 
     def _is_computed(self, name: str) -> bool:
-        """Give a parameter what the class computes for it (sinusoids that files seldom store); False where it draws it."""
+        """Give a parameter what the class computes for it (sinusoids, seldom stored); False where it draws it."""
         path, _, leaf = name.rpartition(".")
         module, held = self.modules[path], self.parameters[name]
         made = []
@@ -248,7 +248,8 @@ class Skeleton:
         for path, module in self.modules.items():
             for held in (module._buffers, module._parameters):
                 for name, value in held.items():
-                    if value is not None and not value.is_meta and (f"{path}.{name}" if path else name) not in self.recipes:
+                    stored = (f"{path}.{name}" if path else name) in self.recipes
+                    if value is not None and not value.is_meta and not stored:
                         held[name] = value.to(device)
 
     def install(self, load: Callable[[str], torch.Tensor | None]) -> None:

@@ -8,6 +8,7 @@ from torch import nn
 
 from tpshard.manifest import Manifest, Note
 
+from .arguments import CROSS
 from .points import Point, base_role
 from .skeleton import Skeleton
 
@@ -22,6 +23,7 @@ def theoretical(skeleton: Skeleton, manifest: Manifest, points: Mapping[str, Poi
     that share their input (shared experts, a parallel feed-forward) may share the sum of its gradient.
     """
     sums = gathers = entries = norms = 0
+    homes = _homes(skeleton)
     for path, point in points.items():
         module = skeleton.modules[path]
         if point.fallback:
@@ -31,9 +33,10 @@ def theoretical(skeleton: Skeleton, manifest: Manifest, points: Mapping[str, Poi
             entries += 1
         elif point.kind == "needs_sum":
             norms += 2 if "Gated" in type(module).__name__ else 1
-        elif point.kind == "sum":
+        elif point.kind == "sum" and path not in homes:
             sums += 1
             entries += 0 if isinstance(module, nn.Embedding) else 1 + point.experts
+            entries += CROSS.search(path) is not None  # what the encoder made is an input of its own
     entries += sum(base_role(note) == "kv_a" and name.endswith(".weight") for name, note in _used(skeleton, manifest))
     return {
         key: count
@@ -42,6 +45,19 @@ def theoretical(skeleton: Skeleton, manifest: Manifest, points: Mapping[str, Poi
         }.items()
         if count
     }  # fmt: skip
+
+
+def _homes(skeleton: Skeleton) -> set[str]:
+    """Embeddings that are not looked up but hold what encoder's and decoder's, which lie deeper, are tied to."""
+    by_weight: dict[int, list[str]] = {}
+    for path, module in skeleton.modules.items():
+        if isinstance(module, nn.Embedding) and path:
+            by_weight.setdefault(id(skeleton.parameters[f"{path}.weight"]), []).append(path)
+    homes = set()
+    for paths in by_weight.values():
+        depths = sorted(path.count(".") for path in paths)
+        homes |= {path for path in paths if len(paths) > 1 and path.count(".") == depths[0] < depths[1]}
+    return homes
 
 
 def _used(skeleton: Skeleton, manifest: Manifest) -> list[tuple[str, Note]]:

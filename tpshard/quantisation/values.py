@@ -1,0 +1,271 @@
+"""The numbers that stored integers and small floats stand for: one formula, from whichever holder's tensors.
+
+Every method here is ``(code - zero point) * scale``, with a scale for all of the matrix besides in some, computed in
+float32: differences of integers and products with scales of 16 bits are exact there, and what comes out is rounded
+once. A :class:`Matrix` is read by windows, so that nothing of its size is ever held. A rank's part is read as an engine
+reads it: from the rank's own tensors, as if they were all there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from tpshard.errors import short
+from tpshard.intervals import Runs, total
+
+from .formats import BANK, IN, OUT, Entry, Form, Member, Of, Parts
+from .valuecodes import E2M1, NUMPY, Array, floats, integers
+
+Bounds: TypeAlias = "tuple[int, int]"
+Window: TypeAlias = "Mapping[int, Bounds]"
+"""Half-open bounds of indices by dimension of the matrix: ``OUT``, ``IN``, ``BANK``."""
+
+Read: TypeAlias = "Callable[[StoredPart, tuple[Bounds, ...]], Array]"
+"""``read(part, bounds)``: so much of a stored tensor, as numpy elements (``NUMPY`` of its dtype)."""
+
+UNSIGNED, OFFSET, FLOAT4 = "unsigned", "offset", "float4"
+
+
+class NoValueError(ValueError):
+    """Stored tensors have no value: an index of groups (``g_idx``) names one that its holder has not."""
+
+
+@dataclass(frozen=True)
+class Formula:
+    """How a format's numbers are made of what is stored.
+
+    Args:
+        codes: of packed values: ``unsigned`` integers, integers less half of their range (``offset``), or E2M1.
+        order: which number of a word's run the word's first, second, ... integer is; empty: as they come.
+        zero: what is added to stored zero points (GPTQ of version 1 stores them less one).
+        middle: whether the zero point is half of the range where none is stored.
+        globals: scales of the whole matrix by suffix: 1 where they multiply those of groups, -1 where they divide them.
+        source: where the formula is from.
+    """
+
+    codes: str = UNSIGNED
+    order: tuple[int, ...] = ()
+    zero: int = 0
+    middle: bool = False
+    globals: Mapping[str, int] = field(default_factory=dict)
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class StoredPart:
+    """What a holder stores of one member, and in which of the member's forms."""
+
+    name: str
+    member: Member
+    form: Form
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A quantised matrix, or a rank's part of one.
+
+    Args:
+        name: the matrix's.
+        order: its dimensions as its table has them.
+        lengths: how long each of them is on this holder.
+        parts: the members that take part in the formula; the values come first.
+        fused: the lengths of the parts that a dimension is fused of, where scales are by part.
+        groups: the groups of inputs that this holder has scales of, for an order of inputs: numbers in it are the
+            whole matrix's.
+    """
+
+    name: str
+    order: tuple[int, ...]
+    lengths: Mapping[int, int]
+    parts: tuple[StoredPart, ...]
+    formula: Formula
+    fused: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    groups: Runs = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As the table has it."""
+        return tuple(self.lengths[dim] for dim in self.order)
+
+    def rows(self, first: int, last: int, read: Read) -> Array:
+        """Indices ``[first, last)`` of the first dimension, float32, C-contiguous."""
+        return self.values({self.order[0]: (first, last)}, read)
+
+    def values(self, window: Window, read: Read) -> Array:
+        """The values inside a window (a dimension that it does not name is whole), float32, in the table's order.
+
+        Raises:
+            NoValueError: an order of inputs names a group that this holder has not.
+        """
+        box = {dim: window.get(dim, (0, self.lengths[dim])) for dim in self.order}
+        first, *others = self.parts
+        out = self._codes(first, box, read)
+        order = next((part for part in others if part.member.kind == "order"), None)
+        groups = None if order is None else self._groups(order, box[IN], read)
+        scales = [part for part in others if part.member.kind == "scale"]
+        zero = next((part for part in others if part.member.kind == "zero"), None)
+        if zero is not None:
+            out = np.subtract(out, self._zeros(zero, scales[0], box, read, groups))
+        elif self.formula.middle:
+            out = out - np.float32(2 ** (self.bits - 1))
+        for part in scales:
+            out = np.multiply(out, self._scale(part, box, read, groups))
+        return np.ascontiguousarray(np.transpose(out, [_dims(box).index(dim) for dim in self.order]))
+
+    @property
+    def bits(self) -> int:
+        """Bits of a packed number."""
+        first = self.parts[0]
+        packed = next((e for e in first.form if isinstance(e, Of) and e.stored != e.per), None)
+        if packed is None:
+            return 8
+        word = np.dtype(NUMPY[first.dtype]).itemsize * 8
+        return word * packed.stored * _ends(first.form) // packed.per
+
+    def _codes(self, part: StoredPart, box: Window, read: Read) -> Array:
+        """The values before zero points and scales, float32, ``[bank?, out, in]``."""
+        form = part.form
+        stored = read(part, self._bounds(part, box))
+        axis = next((n for n, e in enumerate(form) if isinstance(e, Of) and e.stored != e.per), None)
+        if axis is None:
+            return self._spread(floats(stored, part.dtype), form, box)
+        entry = form[axis]
+        assert isinstance(entry, Of)
+        if isinstance(form[-1], int):  # the bytes of a group in a dimension of their own
+            stored = stored.reshape(*stored.shape[:-2], -1)
+        found = self._unpacked(stored, axis, entry, box[entry.dim])
+        dims = [e.dim for e in form if isinstance(e, Of)]
+        return np.transpose(found, [dims.index(dim) for dim in _dims(box)])
+
+    def _unpacked(self, words: Array, axis: int, entry: Of, bounds: Bounds) -> Array:
+        """The numbers of a window in words that begin where the groups of the window do, float32."""
+        each = _ends(self.parts[0].form)
+        gapless = words.dtype.itemsize * 8 * entry.stored * each == self.bits * entry.per
+        codes = integers(words, self.bits, axis, gapless=gapless, order=self.formula.order)
+        first = bounds[0] // entry.per * entry.per
+        codes = codes[(slice(None),) * axis + (slice(bounds[0] - first, bounds[1] - first),)]
+        if self.formula.codes == FLOAT4:
+            return E2M1[codes]
+        found = codes.astype(np.float32)
+        if self.formula.codes == OFFSET:
+            found -= np.float32(2 ** (self.bits - 1))
+        return found
+
+    def _zeros(self, part: StoredPart, scale: StoredPart, box: Window, read: Read, groups: Array | None) -> Array:
+        """Zero points, spread to the window. They are packed along the dimension in which scales have another entry."""
+        stored, form = read(part, self._bounds(part, box, groups)), part.form
+        pairs = list(zip(part.form, scale.form, strict=False))
+        axis = next((n for n, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
+        if axis is None or not part.dtype.endswith(("16", "32", "64")):
+            found = floats(stored, part.dtype)
+        else:
+            ours, theirs = pairs[axis]
+            assert isinstance(ours, Of) and isinstance(theirs, Of)
+            gapless = stored.dtype.itemsize * 8 * ours.stored * theirs.per == self.bits * ours.per * theirs.stored
+            codes = integers(stored, self.bits, axis, gapless=gapless, order=self.formula.order)
+            first = box[ours.dim][0] // ours.per * ours.per // theirs.per * theirs.stored
+            low, high = self._stretch(theirs, scale.shape[axis], box, groups)
+            found = codes[(slice(None),) * axis + (slice(low - first, high - first),)].astype(np.float32)
+            if self.formula.codes == OFFSET:
+                found -= np.float32(2 ** (self.bits - 1))
+            form = scale.form
+        if self.formula.zero:
+            found += np.float32(self.formula.zero)
+        return self._spread(found, form, box, groups)
+
+    def _scale(self, part: StoredPart, box: Window, read: Read, groups: Array | None) -> Array:
+        """Scales of groups, together with those of the whole matrix, spread to the window."""
+        found = floats(read(part, self._bounds(part, box, groups)), part.dtype, exponents=True)
+        wholes = [(p, p.member.suffix) for p in self.parts if p.member.suffix in self.formula.globals]
+        out = None
+        for whole, suffix in wholes:
+            each = floats(read(whole, self._bounds(whole, box)), whole.dtype)
+            if each.size > 1:  # one for every fused part
+                out = self._spread(found, part.form, box, groups) if out is None else out
+                out = _together(out, self._spread(each, whole.form, box), self.formula.globals[suffix])
+            else:
+                found = _together(found, each.reshape(-1)[0], self.formula.globals[suffix])
+        return self._spread(found, part.form, box, groups) if out is None else out
+
+    def _groups(self, part: StoredPart, bounds: Bounds, read: Read) -> Array | None:
+        """For every input of the window the place of its group among those of this holder; None with one group."""
+        held = total(self.groups)
+        if not held:
+            return None
+        named = read(part, (bounds,)).astype(np.int64)
+        places = np.full(max((run.start + run.length for run in self.groups), default=0), -1)
+        at = 0
+        for run in self.groups:
+            places[run.start : run.start + run.length] = np.arange(at, at + run.length)
+            at += run.length
+        there = (named >= 0) & (named < len(places))
+        found = np.where(there, places[np.where(there, named, 0)], -1)
+        if (found < 0).any():
+            wrong = int(named[found < 0][0])
+            raise NoValueError(
+                f"{short(part.name)} names group {wrong}, and there are scales of groups "
+                f"{', '.join(f'{run.start}-{run.start + run.length - 1}' for run in self.groups)} beside it"
+            )
+        return found
+
+    def _bounds(self, part: StoredPart, box: Window, groups: Array | None = None) -> tuple[Bounds, ...]:
+        """What of a stored tensor is needed for a window."""
+        return tuple(
+            self._stretch(entry, length, box, groups) for entry, length in zip(part.form, part.shape, strict=True)
+        )
+
+    @staticmethod
+    def _stretch(entry: Entry, length: int, box: Window, groups: Array | None) -> Bounds:
+        if not isinstance(entry, Of) or (groups is not None and entry.dim == IN):
+            return 0, length  # which groups are needed, only the order of inputs says
+        low, high = box[entry.dim]
+        return low // entry.per * entry.stored, min(-(-high // entry.per) * entry.stored, length)
+
+    def _spread(self, stored: Array, form: Form, box: Window, groups: Array | None = None) -> Array:
+        """What was read for a window, as broadcasts to it: ``[bank?, out, in]``, of length 1 where it is one for all."""
+        dims: list[int] = []
+        for entry in form:
+            axis = len(dims)
+            if isinstance(entry, Of):
+                stored = _along(stored, axis, entry, box[entry.dim], groups if entry.dim == IN else None)
+                dims.append(entry.dim)
+            elif isinstance(entry, Parts) and stored.shape[axis] > 1:
+                low, high = box[entry.dim]
+                of_row = np.repeat(np.arange(stored.shape[axis]), self.fused[entry.dim])
+                stored = np.take(stored, of_row[low:high], axis)
+                dims.append(entry.dim)
+            else:
+                stored = stored.squeeze(axis)
+        wanted = _dims(box)
+        stored = np.transpose(stored, [dims.index(dim) for dim in wanted if dim in dims])
+        return np.expand_dims(stored, tuple(n for n, dim in enumerate(wanted) if dim not in dims))
+
+
+def _along(stored: Array, axis: int, entry: Of, bounds: Bounds, groups: Array | None) -> Array:
+    """One stored index for every one of the window along a dimension."""
+    if groups is not None and entry.stored != entry.per:
+        return np.take(stored, groups, axis)
+    if entry.stored == entry.per or stored.shape[axis] == 1:
+        return stored
+    low, high = bounds
+    each = entry.per // entry.stored
+    return np.take(stored, np.arange(low, high) // each - low // entry.per * entry.stored, axis)
+
+
+def _together(scale: Array, whole: Array, power: int) -> Array:
+    return scale * whole if power > 0 else scale / whole
+
+
+def _dims(box: Window) -> list[int]:
+    return [dim for dim in (BANK, OUT, IN) if dim in box]
+
+
+def _ends(form: Form) -> int:
+    """The words of one stored index that lie in a dimension of their own; 1 where none do."""
+    return form[-1] if isinstance(form[-1], int) else 1
