@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from test_planrules import CONFIGS, names
+from quantschemes import compressed_config
+from test_planrules import CONFIGS, LLAMA, names
 
 from tpshard.degrees import axes_of, largest_degree
 from tpshard.layout import cut_layout
@@ -108,6 +109,75 @@ def test_every_family_takes_every_granule(family: str, method: str) -> None:
         assert not judged.findings, judged.findings
         assert not judged.unjudged
         assert [stored.pieces[0].cut.shape for stored in layout.stored] == [tensor.shape for tensor in tensors]
+
+
+QWEN3 = {
+    "model_type": "qwen3_moe", "num_hidden_layers": 1, "vocab_size": 96, "hidden_size": 32, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "head_dim": 8, "moe_intermediate_size": 16, "num_experts": 3, "intermediate_size": 24,
+}  # fmt: skip
+GEMMA = CONFIGS["gemma3_text"]
+F8, U8 = "F8_E4M3", "U8"
+LAYER = "model.layers.0"
+# What stands for some matrices, by the first part of its name: suffixes, dtypes, shapes, and the shapes at degree 2.
+BESIDE: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, tuple[str, tuple[int, ...], tuple[int, ...]]]]] = {
+    "a bank in FP8 blocks": (QWEN3, {"quant_method": "fp8", "weight_block_size": [8, 8]}, {
+        f"{LAYER}.mlp.experts.gate_up_proj": (F8, (3, 32, 32), (3, 16, 32)),
+        f"{LAYER}.mlp.experts.gate_up_proj_scale_inv": ("F32", (3, 4, 4), (3, 2, 4)),
+        f"{LAYER}.mlp.experts.gate_up_proj_activation_scale": ("F32", (3,), (3,)),
+        f"{LAYER}.mlp.experts.down_proj": (F8, (3, 32, 16), (3, 32, 8)),
+        f"{LAYER}.mlp.experts.down_proj_scale_inv": ("F32", (3, 4, 2), (3, 4, 1)),
+    }),
+    "a bank in FP8 by rows": (QWEN3, {"quant_method": "fbgemm_fp8"}, {
+        f"{LAYER}.mlp.experts.gate_up_proj": (F8, (3, 32, 32), (3, 16, 32)),
+        f"{LAYER}.mlp.experts.gate_up_proj_scale": ("F32", (3, 32, 1), (3, 16, 1)),
+        f"{LAYER}.mlp.experts.down_proj": (F8, (3, 32, 16), (3, 32, 8)),
+        f"{LAYER}.mlp.experts.down_proj_scale": ("F32", (3, 32, 1), (3, 32, 1)),
+    }),
+    "four-bit floats in a dtype of their own": (LLAMA, {"quant_method": "modelopt", "quant_algo": "NVFP4"}, {
+        f"{LAYER}.mlp.up_proj.weight": ("F4", (40, 48), (20, 48)),
+        f"{LAYER}.mlp.up_proj.weight_scale": (F8, (40, 3), (20, 3)),
+        f"{LAYER}.mlp.up_proj.weight_scale_2": ("F32", (), ()),
+        f"{LAYER}.mlp.up_proj.input_scale": ("F32", (), ()),
+    }),
+    "integers with zero points of their own shape": (
+        LLAMA,
+        compressed_config("int-quantized", {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": False}), {
+        f"{LAYER}.mlp.up_proj.weight": ("I8", (40, 48), (20, 48)),
+        f"{LAYER}.mlp.up_proj.weight_scale": ("F32", (40, 1), (20, 1)),
+        f"{LAYER}.mlp.up_proj.weight_zero_point": ("I8", (40, 1), (20, 1)),
+        f"{LAYER}.mlp.down_proj.weight": ("I8", (48, 40), (48, 20)),
+        f"{LAYER}.mlp.down_proj.weight_scale": ("F32", (48, 1), (48, 1)),
+    }),
+    "a quantised embedding": (GEMMA, {"quant_method": "gemma"}, {
+        "model.embed_tokens.embedding_quantized": (U8, (101, 24), (51, 24)),
+        "model.embed_tokens.embedding_scale": ("F32", (101, 1), (51, 1)),
+        f"{LAYER}.mlp.down_proj.weight": (U8, (48, 20), (48, 10)),
+        f"{LAYER}.mlp.down_proj.weight_scale": ("F32", (48, 1), (48, 1)),
+        f"{LAYER}.mlp.down_proj.input_activation_scale": ("F32", (), ()),
+    }),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BESIDE)
+def test_what_some_matrices_are_stored_as(case: str) -> None:
+    """The other matrices are not quantised."""
+    config, quantised, stored = BESIDE[case]
+    table = table_for(config)
+    stands = {re.sub(r"(\.weight|\.embedding|_scale|_activation|\.input).*", "", name) for name in stored}
+    tensors = [Logical(name, dtype, shape) for name, (dtype, shape, _) in stored.items()]
+    banks = any(name.endswith("experts.down_proj") for name in stored)
+    for rule in table.rules:
+        other = rule.block == ("experts" if banks else "stacked experts")
+        if None in rule.dims or rule.optional or other or (rule.block == "dense" and banks):
+            continue
+        shape = tuple(dim.extent if isinstance(dim, Dim) else dim or 0 for dim in rule.dims)
+        others = [name for name in names(table, rule.name) if name.removesuffix(".weight") not in stands]
+        tensors += [Logical(name, "BF16", shape) for name in others]
+    unpacked = unpack(tensors, formats_of(config | {"quantization_config": quantised}), table)
+    matched, _ = pack(match(table, unpacked.tensors), unpacked)
+    layout = cut_layout(tensors, matched.dims, 2)
+    shapes = {piece.name: piece.shape(0) for piece in layout.stored}
+    assert {name: shapes[name] for name in stored} == {name: due for name, (_, _, due) in stored.items()}
 
 
 def test_a_group_that_no_head_honours_is_told_with_all_its_numbers() -> None:

@@ -58,7 +58,7 @@ class Base:
         held = {_key(known): self.stored[name] for name, known in known_names(self.table, self.stored).items()}
         axes = {axis.name: axis for axis in axes_of(self.stored)}
         found = {}
-        for name, known in known_names(self.table, set(names)).items():
+        for name, known in known_names(self.table, dict.fromkeys(names)).items():
             dims = held.get(_key(known))
             if dims is not None or self._may_be_absent(known):
                 found[name] = Target(name, dims or _of_rule(known, axes), known.rule.role, known.rule.note)

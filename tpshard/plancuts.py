@@ -141,7 +141,9 @@ def _streams(dim: Dim) -> list[Stream | None]:
             out.append(None)
             continue
         slots = ends.setdefault((segment.axis, segment.view), [])
-        slot = next((number for number, end in enumerate(slots) if end <= segment.start), len(slots))
+        slot = len(slots)
+        if slots and min(slots) <= segment.start:  # else none is free: there may be as many as a matrix has rows
+            slot = next(number for number, end in enumerate(slots) if end <= segment.start)
         slots[slot : slot + 1] = [segment.stop]
         out.append(Stream(segment.axis, segment.view, slot))
     return out

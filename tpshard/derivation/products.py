@@ -3,6 +3,10 @@
 Modules are no guide to this: banks of experts are multiplied a slice at a time, attention of some models
 by an einsum. The operators are few: ``linear``, ``matmul``, ``bmm``, ``addmm``, ``einsum``. A parameter is
 known by its storage, so that a slice or a transposed view of it is found as well.
+
+Rectifiers run smooth under the watch. Each works on one element at a time, so what feeds what stays the same, and
+a channel that a rectifier turns off for every token of a short run is not taken for one that is fed by nothing.
+The proof of a table runs the model as it is.
 """
 
 from __future__ import annotations
@@ -24,6 +28,9 @@ _GROUPED = frozenset(
     for name in ("_grouped_mm",)
     for found in (getattr(torch, name, None), getattr(F, "grouped_mm", None))
     if found
+)
+_RECTIFIERS = frozenset(
+    (F.relu, F.relu_, F.relu6, F.hardtanh, torch.relu, torch.relu_, torch.Tensor.relu, torch.Tensor.relu_)
 )
 
 
@@ -70,6 +77,8 @@ class Products(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in _RECTIFIERS:
+            return F.softplus(args[0] if args else kwargs["input"])
         result = func(*args, **kwargs)
         if func is F.embedding:
             table = args[1] if len(args) > 1 else kwargs["weight"]

@@ -20,6 +20,8 @@ from tpshard.table import template_of
 from .probe import Probe
 from .products import Lookup, Product, Products
 
+AT_ONCE = 1 << 24  # elements of gradients that are held at a time
+
 
 class Sum(NamedTuple):
     """A product by its parameter, and the dimensions of the parameter that it sums over."""
@@ -55,8 +57,11 @@ class Trace:
 
     def feeding_each(
         self, sums: Sequence[Sum], watched: Sequence[str]
-    ) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
-        """For every channel what feeds it in any of the products; products with fewer channels have no more."""
+    ) -> Iterator[tuple[range, dict[str, torch.Tensor]]]:
+        """For every channel what feeds it in any of the products; products with fewer channels have no more.
+
+        Gives some channels at a time: masks are ``[channels, *parameter]``.
+        """
         count = max(self.channels(at) for at in sums)
         parameters = [self.probe.parameters[name] for name in watched]
         total = torch.zeros(count, dtype=torch.float64)
@@ -64,9 +69,12 @@ class Trace:
             total = total + torch.nn.functional.pad(self._sums(at), (0, count - self.channels(at)))
         if not total.requires_grad or not parameters:
             return
-        for channel in range(count):
-            found = torch.autograd.grad(total[channel], parameters, retain_graph=True, allow_unused=True)
-            yield channel, {name: g != 0 for name, g in zip(watched, found, strict=True) if g is not None}
+        step = max(1, min(count, AT_ONCE // sum(p.numel() for p in parameters)))
+        chosen = torch.eye(count, dtype=torch.float64)
+        for start in range(0, count, step):
+            channels = range(start, min(start + step, count))
+            found = _gradients(total, parameters, chosen[channels.start : channels.stop])
+            yield channels, {name: g != 0 for name, g in zip(watched, found, strict=True) if g is not None}
 
     def feeding_any(self, chosen: Mapping[Sum, torch.Tensor], watched: Sequence[str]) -> dict[str, torch.Tensor]:
         """Which elements feed any of the channels that are chosen of each product (a mask of its channels)."""
@@ -97,6 +105,19 @@ class Trace:
         parameters = [self.probe.parameters[name] for name in watched]
         found = torch.autograd.grad(total, parameters, retain_graph=True, allow_unused=True)
         return {name: g != 0 for name, g in zip(watched, found, strict=True) if g is not None}
+
+
+def _gradients(total: torch.Tensor, parameters: Sequence[torch.Tensor], chosen: torch.Tensor) -> list[Any]:
+    """The gradients of some sums of ``total``, one in each row of ``chosen``: ``[rows, *parameter]``, or None."""
+    try:
+        return list(
+            torch.autograd.grad(total, parameters, chosen, retain_graph=True, allow_unused=True, is_grads_batched=True)
+        )
+    except RuntimeError:  # an operator that cannot take several at a time
+        rows = [
+            torch.autograd.grad(total, parameters, row, retain_graph=True, allow_unused=True) for row in chosen
+        ]  # fmt: skip
+        return [None if all(g is None for g in own) else torch.stack(own) for own in zip(*rows, strict=True)]
 
 
 def _weights(count: int) -> torch.Tensor:

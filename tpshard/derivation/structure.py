@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 import torch
@@ -77,11 +78,14 @@ class _Disk:
             ]
 
     def masks(self, parameter: str, mask: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
-        flat = mask.flatten()
+        """A mask of a parameter as masks of its tensors on disk; ``mask`` may have further dimensions in front."""
+        shape = self.probe.parameters[parameter].shape
+        front = mask.shape[: mask.dim() - len(shape)]
+        flat = mask.reshape(*front, -1)
         for name, places, at in self.parts.get(parameter, ()):
-            here = torch.zeros(self.probe.shapes[name], dtype=torch.bool)
-            here.view(-1)[at] = flat[places]
-            yield name, here
+            here = torch.zeros((*front, prod(self.probe.shapes[name])), dtype=torch.bool)
+            here[..., at] = flat[..., places]
+            yield name, here.view(*front, *self.probe.shapes[name])
 
 
 def structure(probe: Probe, found: Meeting) -> Structure:
@@ -140,23 +144,24 @@ def _scanned(
     shapes = trace.probe.shapes
     out: dict[Sum, dict[tuple[str, int], torch.Tensor]] = {at: {} for at in sums}
 
-    def note(at: Sum, channel: int, parameter: str, mask: torch.Tensor) -> None:
-        for name, here in disk.masks(parameter, mask):
+    def note(at: Sum, channels: range, parameter: str, masks: torch.Tensor) -> None:
+        for name, here in disk.masks(parameter, masks):
             for dim, length in enumerate(shapes[name]):
                 table = out[at].get((name, dim))
                 if table is None:
                     table = out[at][name, dim] = torch.zeros((length, trace.channels(at)), dtype=torch.bool)
-                others = [d for d in range(here.dim()) if d != dim]
-                table[:, channel] |= here.any(others) if others else here
+                others = [d + 1 for d in range(len(shapes[name])) if d != dim]
+                table[:, channels.start : channels.stop] |= (here.any(others) if others else here).T
 
     told = {at for batch in _batches(sums, watched) for at in _coded(trace, disk, batch, watched, out)}
     for batch in _batches([at for at in sums if at not in told], watched):
         names = sorted({name for at in batch for name in watched[at]})
-        for channel, fed in trace.feeding_each(batch, names):
+        for channels, fed in trace.feeding_each(batch, names):
             for at in batch:
-                for name in watched[at] if channel < trace.channels(at) else ():
+                own = range(channels.start, min(channels.stop, trace.channels(at)))
+                for name in watched[at] if own else ():
                     if name in fed:
-                        note(at, channel, name, fed[name])
+                        note(at, own, name, fed[name][: len(own)])
     for at in sums:
         _own_channels(trace, disk, at, out[at])
     return out

@@ -228,7 +228,7 @@ class Matrix:
         return low // entry.per * entry.stored, min(-(-high // entry.per) * entry.stored, length)
 
     def _spread(self, stored: Array, form: Form, box: Window, groups: Array | None = None) -> Array:
-        """What was read for a window, as broadcasts to it: ``[bank?, out, in]``, of length 1 where it is one for all."""
+        """What was read for a window, as it broadcasts to ``[bank?, out, in]``: of length 1 where it is one for all."""
         dims: list[int] = []
         for entry in form:
             axis = len(dims)
