@@ -5,9 +5,9 @@ Source: transformers ``models/albert/modeling_albert.py``; arXiv 1909.11942.
 
 from __future__ import annotations
 
-from tpshard.blocks import attention, vocabulary_of
+from tpshard.blocks.dense import attention, vocabulary_of
+from tpshard.blocks.encoders import embeddings, encoder_of, layer_norms, masked_head, pooler, task_heads
 from tpshard.config import Config
-from tpshard.encoders import embeddings, encoder_of, layer_norms, masked_head, pooler, task_heads
 from tpshard.table import AFTER_SUM, Table
 
 FAMILY = "albert"

@@ -6,7 +6,7 @@ Source: transformers ``models/{arcee,jais2,nemotron}/modeling_*.py``.
 
 from __future__ import annotations
 
-from tpshard.blocks import attention, channels_of, decoder, heads_of, mlp, norms
+from tpshard.blocks.dense import attention, channels_of, decoder, heads_of, mlp, norms
 from tpshard.config import Config
 from tpshard.table import Table
 

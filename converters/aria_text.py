@@ -5,9 +5,9 @@ Source: transformers ``models/aria/modeling_aria.py`` and ``conversion_mapping.p
 
 from __future__ import annotations
 
-from tpshard.blocks import attention, decoder, expert_channels, gated_mlp, heads_of, norms
+from tpshard.blocks.dense import attention, decoder, expert_channels, gated_mlp, heads_of, norms
+from tpshard.blocks.experts import shared_channels
 from tpshard.config import Config
-from tpshard.mixtures import shared_channels
 from tpshard.table import Table
 
 FAMILY = "aria_text"

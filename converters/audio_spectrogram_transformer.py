@@ -5,8 +5,8 @@ Source: transformers ``models/audio_spectrogram_transformer/modeling_audio_spect
 
 from __future__ import annotations
 
+from tpshard.blocks.speech import AFTER, encoder_channels, encoder_heads
 from tpshard.config import Config
-from tpshard.speech import AFTER, encoder_channels, encoder_heads
 from tpshard.table import Table
 
 FAMILY = "audio_spectrogram_transformer"

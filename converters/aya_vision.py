@@ -6,7 +6,7 @@ Source: transformers ``models/aya_vision/modeling_aya_vision.py``, ``models/cohe
 
 from __future__ import annotations
 
-from tpshard.composite import (
+from tpshard.blocks.composite import (
     MODEL,
     include_language,
     include_tower,

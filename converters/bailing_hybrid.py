@@ -6,9 +6,17 @@ Source: transformers ``models/bailing_hybrid/modeling_bailing_hybrid.py``; names
 
 from __future__ import annotations
 
-from tpshard.blocks import channels_of, expert_channels, experts, gated_mlp, latent_attention, norms, vocabulary_of
+from tpshard.blocks.dense import (
+    channels_of,
+    expert_channels,
+    experts,
+    gated_mlp,
+    latent_attention,
+    norms,
+    vocabulary_of,
+)
+from tpshard.blocks.mixers import ATTENTION, RECURRENT, every_nth, kimi_delta_attention, layers_of
 from tpshard.config import Config
-from tpshard.mixers import ATTENTION, RECURRENT, every_nth, kimi_delta_attention, layers_of
 from tpshard.partition import Units
 from tpshard.table import Table
 

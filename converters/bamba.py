@@ -5,9 +5,9 @@ Source: transformers ``models/bamba/modeling_bamba.py``, ``models/falcon_h1/mode
 
 from __future__ import annotations
 
-from tpshard.blocks import attention, channels_of, decoder, gated_mlp, heads_of, norms
+from tpshard.blocks.dense import attention, channels_of, decoder, gated_mlp, heads_of, norms
+from tpshard.blocks.mixers import mamba2, state_heads, widened
 from tpshard.config import Config
-from tpshard.mixers import mamba2, state_heads, widened
 from tpshard.table import Table
 
 FAMILY = "bamba"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tpshard.blocks.encdec import layer_of, side, side_axes, vocabulary
 from tpshard.config import Config
-from tpshard.encdec import layer_of, side, side_axes, vocabulary
 from tpshard.table import Table
 
 FAMILY = "bart"

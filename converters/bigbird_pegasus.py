@@ -6,9 +6,9 @@ Source: transformers ``models/bigbird_pegasus/modeling_bigbird_pegasus.py``, ``m
 
 from __future__ import annotations
 
-from tpshard.blocks import attention, mlp, norms
+from tpshard.blocks.dense import attention, mlp, norms
+from tpshard.blocks.encdec import layer_of, side, side_axes, vocabulary
 from tpshard.config import Config
-from tpshard.encdec import layer_of, side, side_axes, vocabulary
 from tpshard.table import Table
 
 FAMILY = "bigbird_pegasus"

@@ -5,7 +5,7 @@ Source: transformers ``models/bloom/modeling_bloom.py`` (``_reshape``, ``view(..
 
 from __future__ import annotations
 
-from tpshard.blocks import mlp, norms
+from tpshard.blocks.dense import mlp, norms
 from tpshard.config import Config
 from tpshard.partition import Heads, Padded, Units
 from tpshard.table import Table

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tpshard.blocks import attention, gated_mlp, norms
+from tpshard.blocks.dense import attention, gated_mlp, norms
 from tpshard.config import Config
 from tpshard.partition import Heads, Padded, Units
 from tpshard.table import Table

@@ -5,7 +5,7 @@ Source: transformers ``models/canary/modeling_canary.py``.
 
 from __future__ import annotations
 
-from tpshard.blocks import attention, heads_of, mlp
+from tpshard.blocks.dense import attention, heads_of, mlp
 from tpshard.config import Config
 from tpshard.partition import Padded, Units
 from tpshard.registry import part_of, table_of

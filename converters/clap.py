@@ -6,9 +6,9 @@ Source: transformers ``models/clap/modeling_clap.py``.
 
 from __future__ import annotations
 
-from tpshard.blocks import vocabulary_of
+from tpshard.blocks.dense import vocabulary_of
+from tpshard.blocks.encoders import embeddings, encoder_layer, encoder_of, pooler
 from tpshard.config import Config
-from tpshard.encoders import embeddings, encoder_layer, encoder_of, pooler
 from tpshard.errors import DamagedError
 from tpshard.partition import Heads, Units
 from tpshard.registry import part_of, table_of

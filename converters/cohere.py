@@ -6,7 +6,7 @@ Source: transformers ``models/cohere{,2,_compass}/modeling_*.py``.
 
 from __future__ import annotations
 
-from tpshard.blocks import attention, channels_of, decoder, gated_mlp, heads_of
+from tpshard.blocks.dense import attention, channels_of, decoder, gated_mlp, heads_of
 from tpshard.config import Config
 from tpshard.table import Table
 

@@ -6,9 +6,9 @@ Source: transformers ``models/cohere2_moe/modeling_cohere2_moe.py``.
 
 from __future__ import annotations
 
-from tpshard.blocks import attention, channels_of, decoder, expert_channels, gated_mlp, heads_of
+from tpshard.blocks.dense import attention, channels_of, decoder, expert_channels, gated_mlp, heads_of
+from tpshard.blocks.experts import mixed_layers, mixture, shared_channels
 from tpshard.config import Config
-from tpshard.mixtures import mixed_layers, mixture, shared_channels
 from tpshard.table import Table
 
 FAMILY = "cohere2_moe"

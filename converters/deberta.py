@@ -9,9 +9,9 @@ Source: transformers ``models/{deberta,deberta_v2}/modeling_*.py``; arXiv 2006.0
 
 from __future__ import annotations
 
-from tpshard.blocks import attention, heads_of, mlp, vocabulary_of
+from tpshard.blocks.dense import attention, heads_of, mlp, vocabulary_of
+from tpshard.blocks.encoders import Encoder, encoder_of, layer_norms, masked_head, pooler, task_heads
 from tpshard.config import Config
-from tpshard.encoders import Encoder, encoder_of, layer_norms, masked_head, pooler, task_heads
 from tpshard.table import Table
 
 FAMILY = "deberta"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tpshard.blocks import (
+from tpshard.blocks.dense import (
     channels_of,
     decoder,
     expert_channels,
@@ -20,8 +20,8 @@ from tpshard.blocks import (
     token_indexer,
     vocabulary_of,
 )  # fmt: skip
+from tpshard.blocks.experts import CORRECTION, layers_where, mixed_layers, mixture, prediction, shared_channels
 from tpshard.config import Config
-from tpshard.mixtures import CORRECTION, layers_where, mixed_layers, mixture, prediction, shared_channels
 from tpshard.table import Table
 
 FAMILY = "deepseek"

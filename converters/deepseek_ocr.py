@@ -6,7 +6,8 @@ Source: transformers ``models/{deepseek_ocr2,unlimited_ocr}/modeling_*.py``; nam
 
 from __future__ import annotations
 
-from tpshard.blocks import (
+from tpshard.blocks.composite import MODEL, include_language, language_config
+from tpshard.blocks.dense import (
     attention,
     channels_of,
     decoder,
@@ -16,9 +17,8 @@ from tpshard.blocks import (
     mlp,
     norms,
 )
-from tpshard.composite import MODEL, include_language, language_config
+from tpshard.blocks.experts import mixed_layers, mixture, shared_channels
 from tpshard.config import Config
-from tpshard.mixtures import mixed_layers, mixture, shared_channels
 from tpshard.partition import Heads, Units
 from tpshard.table import Table
 

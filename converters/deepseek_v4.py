@@ -8,10 +8,10 @@ Source: transformers ``models/deepseek_v4/modeling_deepseek_v4.py``, names on di
 
 from __future__ import annotations
 
-from tpshard.blocks import MIXTRAL, expert_channels, experts, gated_mlp, norms, vocabulary_of
+from tpshard.blocks.dense import MIXTRAL, expert_channels, experts, gated_mlp, norms, vocabulary_of
+from tpshard.blocks.experts import shared_channels
 from tpshard.config import Config
 from tpshard.errors import UnsupportedError
-from tpshard.mixtures import shared_channels
 from tpshard.partition import Units
 from tpshard.table import Table
 

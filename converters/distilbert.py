@@ -5,9 +5,9 @@ Source: transformers ``models/distilbert/modeling_distilbert.py``.
 
 from __future__ import annotations
 
-from tpshard.blocks import attention, mlp, vocabulary_of
+from tpshard.blocks.dense import attention, mlp, vocabulary_of
+from tpshard.blocks.encoders import embeddings, layer_norms, task_heads
 from tpshard.config import Config
-from tpshard.encoders import embeddings, layer_norms, task_heads
 from tpshard.partition import Heads, Units
 from tpshard.table import Table
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from math import isqrt
 
-from tpshard.blocks import channels_of, decoder, gated_mlp, heads_of, norms
+from tpshard.blocks.dense import channels_of, decoder, gated_mlp, heads_of, norms
 from tpshard.config import Config
 from tpshard.partition import Units
 from tpshard.table import NEEDS_GATHER, Table

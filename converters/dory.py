@@ -8,7 +8,7 @@ Source: transformers ``models/dory/{modeling,configuration}_dory.py``, ``core_mo
 
 from __future__ import annotations
 
-from tpshard.blocks import channels_of, heads_of, vocabulary_of
+from tpshard.blocks.dense import channels_of, heads_of, vocabulary_of
 from tpshard.config import Config
 from tpshard.table import NORMED_BY, Table
 

@@ -7,7 +7,7 @@ Source: transformers ``models/{dots1,glm4_moe,solar_open,mellum,exaone_moe}/mode
 
 from __future__ import annotations
 
-from tpshard.blocks import (
+from tpshard.blocks.dense import (
     attention,
     channels_of,
     decoder,
@@ -17,8 +17,8 @@ from tpshard.blocks import (
     norms,
     vocabulary_of,
 )  # fmt: skip
+from tpshard.blocks.experts import CORRECTION, DRAFTS, mixed_layers, mixture, prediction, shared_channels
 from tpshard.config import Config
-from tpshard.mixtures import CORRECTION, DRAFTS, mixed_layers, mixture, prediction, shared_channels
 from tpshard.table import Table
 
 FAMILY = "dots1"

@@ -8,9 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tpshard.blocks import channels_of, decoder, expert_channels, gated_mlp, latent_attention, norms, token_indexer
+from tpshard.blocks.dense import (
+    channels_of,
+    decoder,
+    expert_channels,
+    gated_mlp,
+    latent_attention,
+    norms,
+    token_indexer,
+)
+from tpshard.blocks.experts import CORRECTION, mixed_layers, mixture, shared_channels
 from tpshard.config import Config
-from tpshard.mixtures import CORRECTION, mixed_layers, mixture, shared_channels
 from tpshard.table import Table
 
 FAMILY = "dots3_note"

@@ -5,9 +5,9 @@ Source: transformers ``models/electra/modeling_electra.py``; arXiv 2003.10555.
 
 from __future__ import annotations
 
-from tpshard.blocks import vocabulary_of
+from tpshard.blocks.dense import vocabulary_of
+from tpshard.blocks.encoders import embeddings, encoder_layer, encoder_of, layer_norms, task_heads
 from tpshard.config import Config
-from tpshard.encoders import embeddings, encoder_layer, encoder_of, layer_norms, task_heads
 from tpshard.table import Table
 
 FAMILY = "electra"

@@ -7,7 +7,7 @@ Source: transformers ``models/{emu3,janus,apertus1p5}/modeling_*.py``.
 
 from __future__ import annotations
 
-from tpshard.composite import MODEL, include_language, include_tower, language_config
+from tpshard.blocks.composite import MODEL, include_language, include_tower, language_config
 from tpshard.config import Config
 from tpshard.registry import part_of
 from tpshard.table import Table

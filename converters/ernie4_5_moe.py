@@ -5,9 +5,9 @@ Source: transformers ``models/ernie4_5_moe/modeling_ernie4_5_moe.py``.
 
 from __future__ import annotations
 
-from tpshard.blocks import attention, channels_of, decoder, expert_channels, gated_mlp, heads_of, norms
+from tpshard.blocks.dense import attention, channels_of, decoder, expert_channels, gated_mlp, heads_of, norms
+from tpshard.blocks.experts import DRAFTS, layers_where, mixture, shared_channels
 from tpshard.config import Config
-from tpshard.mixtures import DRAFTS, layers_where, mixture, shared_channels
 from tpshard.table import Table
 
 FAMILY = "ernie4_5_moe"

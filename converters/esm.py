@@ -5,9 +5,9 @@ Source: transformers ``models/esm/modeling_esm.py``.
 
 from __future__ import annotations
 
-from tpshard.blocks import heads_of, vocabulary_of
+from tpshard.blocks.dense import heads_of, vocabulary_of
+from tpshard.blocks.encoders import encoder_layer, encoder_of, layer_norms, masked_head, pooler, task_heads
 from tpshard.config import Config
-from tpshard.encoders import encoder_layer, encoder_of, layer_norms, masked_head, pooler, task_heads
 from tpshard.table import Table
 
 FAMILY = "esm"

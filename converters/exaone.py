@@ -5,7 +5,7 @@ Source: transformers ``conversion_mapping.py`` (``exaone``) and ``models/exaone/
 
 from __future__ import annotations
 
-from tpshard.blocks import attention, channels_of, gated_mlp, heads_of, norms, vocabulary_of
+from tpshard.blocks.dense import attention, channels_of, gated_mlp, heads_of, norms, vocabulary_of
 from tpshard.config import Config
 from tpshard.table import Table
 

@@ -6,9 +6,9 @@ Source: transformers ``models/fnet/modeling_fnet.py``; arXiv 2105.03824.
 
 from __future__ import annotations
 
-from tpshard.blocks import channels_of, mlp, vocabulary_of
+from tpshard.blocks.dense import channels_of, mlp, vocabulary_of
+from tpshard.blocks.encoders import embeddings, layer_norms, masked_head, pooler, task_heads
 from tpshard.config import Config
-from tpshard.encoders import embeddings, layer_norms, masked_head, pooler, task_heads
 from tpshard.table import Table
 
 FAMILY = "fnet"

@@ -6,8 +6,8 @@ embedding are often one tensor. Source: transformers ``models/fsmt/modeling_fsmt
 
 from __future__ import annotations
 
+from tpshard.blocks.encdec import layer_of, side, side_axes
 from tpshard.config import Config
-from tpshard.encdec import layer_of, side, side_axes
 from tpshard.partition import Padded
 from tpshard.table import Table
 

@@ -6,7 +6,7 @@ Source: transformers ``models/funnel/modeling_funnel.py``; arXiv 2006.03236.
 
 from __future__ import annotations
 
-from tpshard.blocks import mlp, vocabulary_of
+from tpshard.blocks.dense import mlp, vocabulary_of
 from tpshard.config import Config
 from tpshard.partition import Dim, Units
 from tpshard.table import AFTER_SUM, Table

@@ -5,7 +5,7 @@ Source: transformers ``models/fuyu/modeling_fuyu.py``.
 
 from __future__ import annotations
 
-from tpshard.composite import MODEL, include_language, language_config
+from tpshard.blocks.composite import MODEL, include_language, language_config
 from tpshard.config import Config
 from tpshard.table import Table
 

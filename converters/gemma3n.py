@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tpshard.blocks import attention, decoder, layer_inputs, norms
+from tpshard.blocks.dense import attention, decoder, layer_inputs, norms
 from tpshard.config import Config
 from tpshard.partition import Heads, Units
 from tpshard.table import NEEDS_GATHER, UNUSED, Table

@@ -6,7 +6,7 @@ Source: transformers ``models/gemma3n/modeling_gemma3n.py``.
 
 from __future__ import annotations
 
-from tpshard.composite import MODEL, include_language, language_config
+from tpshard.blocks.composite import MODEL, include_language, language_config
 from tpshard.config import Config
 from tpshard.table import Table
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tpshard.blocks import decoder, expert_channels, experts, gated_mlp, layer_inputs, norms
+from tpshard.blocks.dense import decoder, expert_channels, experts, gated_mlp, layer_inputs, norms
 from tpshard.config import Config
 from tpshard.partition import Heads, Units
 from tpshard.table import UNUSED, Table

@@ -7,7 +7,7 @@ Source: transformers ``models/{gemma4,gemma4_unified,diffusion_gemma}/modeling_*
 
 from __future__ import annotations
 
-from tpshard.composite import MODEL, include_language, include_tower, language_config, projector_channels
+from tpshard.blocks.composite import MODEL, include_language, include_tower, language_config, projector_channels
 from tpshard.config import Config
 from tpshard.registry import part_of, table_of
 from tpshard.table import Table

@@ -7,7 +7,7 @@ Source: transformers ``models/gemma4/modeling_gemma4.py``.
 
 from __future__ import annotations
 
-from tpshard.blocks import norms
+from tpshard.blocks.dense import norms
 from tpshard.config import Config
 from tpshard.partition import AnyDim, Heads, Units
 from tpshard.table import Table

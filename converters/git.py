@@ -5,9 +5,9 @@ Source: transformers ``models/git/modeling_git.py``; arXiv 2205.14100.
 
 from __future__ import annotations
 
-from tpshard.blocks import vocabulary_of
+from tpshard.blocks.dense import vocabulary_of
+from tpshard.blocks.encoders import embeddings, encoder_layer, encoder_of
 from tpshard.config import Config
-from tpshard.encoders import embeddings, encoder_layer, encoder_of
 from tpshard.registry import table_of
 from tpshard.table import Table
 

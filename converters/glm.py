@@ -6,7 +6,7 @@ Source: transformers ``models/{glm,glm4,glm4v}/modeling_*.py``.
 
 from __future__ import annotations
 
-from tpshard.blocks import attention, channels_of, decoder, fused_mlp, heads_of, norms
+from tpshard.blocks.dense import attention, channels_of, decoder, fused_mlp, heads_of, norms
 from tpshard.config import Config
 from tpshard.table import Table
 

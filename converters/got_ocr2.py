@@ -7,8 +7,8 @@ Source: transformers ``models/got_ocr2/modeling_got_ocr2.py``.
 
 from __future__ import annotations
 
-from tpshard.blocks import mlp, norms
-from tpshard.composite import MODEL, include_language, include_tower, language_config, whole_projector
+from tpshard.blocks.composite import MODEL, include_language, include_tower, language_config, whole_projector
+from tpshard.blocks.dense import mlp, norms
 from tpshard.config import Config
 from tpshard.partition import Heads, Units
 from tpshard.registry import part_of

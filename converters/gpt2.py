@@ -6,7 +6,7 @@ Source: transformers ``models/{gpt2,openai}/modeling_*.py`` and ``pytorch_utils.
 
 from __future__ import annotations
 
-from tpshard.blocks import norms
+from tpshard.blocks.dense import norms
 from tpshard.config import Config
 from tpshard.partition import Heads, Padded, Units
 from tpshard.table import Table

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import reduce
 from operator import add
 
-from tpshard.blocks import attention, mlp
+from tpshard.blocks.dense import attention, mlp
 from tpshard.config import Config
 from tpshard.errors import UnsupportedError
 from tpshard.partition import Dim, Heads, Padded, Units

@@ -7,12 +7,12 @@ Source: transformers ``models/granite_speech/modeling_granite_speech.py``.
 
 from __future__ import annotations
 
-from tpshard.composite import MODEL, include_language, include_tower, language_config
+from tpshard.blocks.composite import MODEL, include_language, include_tower, language_config
+from tpshard.blocks.mixers import convolution
+from tpshard.blocks.speech import norm_inside, pointwise
 from tpshard.config import Config
-from tpshard.mixers import convolution
 from tpshard.partition import Heads, Units
 from tpshard.registry import part_of
-from tpshard.speech import norm_inside, pointwise
 from tpshard.table import Table
 
 FAMILY = "granite_speech"

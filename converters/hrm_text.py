@@ -5,7 +5,7 @@ Source: transformers ``models/hrm_text/{modeling,configuration}_hrm_text.py``; n
 
 from __future__ import annotations
 
-from tpshard.blocks import channels_of, fused_mlp, vocabulary_of
+from tpshard.blocks.dense import channels_of, fused_mlp, vocabulary_of
 from tpshard.config import Config
 from tpshard.partition import Units
 from tpshard.table import Table

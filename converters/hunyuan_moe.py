@@ -6,7 +6,7 @@ Source: transformers ``models/hunyuan_v1_moe/modeling_hunyuan_v1_moe.py``, ``mod
 
 from __future__ import annotations
 
-from tpshard.blocks import (
+from tpshard.blocks.dense import (
     attention,
     channels_of,
     decoder,
@@ -16,8 +16,8 @@ from tpshard.blocks import (
     norms,
     vocabulary_of,
 )  # fmt: skip
+from tpshard.blocks.experts import Layers, mixed_layers, mixture, prediction, shared_channels
 from tpshard.config import Config
-from tpshard.mixtures import Layers, mixed_layers, mixture, prediction, shared_channels
 from tpshard.table import Table
 
 FAMILY = "hunyuan_moe"

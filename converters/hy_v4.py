@@ -7,7 +7,7 @@ Source: transformers ``models/{hy_v4,axk2}/modeling_*.py``, names on disk from `
 
 from __future__ import annotations
 
-from tpshard.blocks import (
+from tpshard.blocks.dense import (
     channels_of,
     decoder,
     expert_channels,
@@ -18,8 +18,8 @@ from tpshard.blocks import (
     query_latent,
     token_indexer,
 )  # fmt: skip
+from tpshard.blocks.experts import CORRECTION, mixed_layers, mixture, shared_channels
 from tpshard.config import Config
-from tpshard.mixtures import CORRECTION, mixed_layers, mixture, shared_channels
 from tpshard.partition import Units
 from tpshard.table import Table
 

@@ -5,7 +5,7 @@ Source: transformers ``models/hyperclovax/modeling_hyperclovax.py``.
 
 from __future__ import annotations
 
-from tpshard.blocks import attention, channels_of, decoder, gated_mlp, heads_of, norms
+from tpshard.blocks.dense import attention, channels_of, decoder, gated_mlp, heads_of, norms
 from tpshard.config import Config
 from tpshard.table import Table
 

@@ -7,9 +7,9 @@ Source: transformers ``models/ibert/{modeling_ibert,quant_modules}.py``; arXiv 2
 
 from __future__ import annotations
 
-from tpshard.blocks import vocabulary_of
+from tpshard.blocks.dense import vocabulary_of
+from tpshard.blocks.encoders import embeddings, encoder_layer, encoder_of, masked_head, pooler, task_heads
 from tpshard.config import Config
-from tpshard.encoders import embeddings, encoder_layer, encoder_of, masked_head, pooler, task_heads
 from tpshard.partition import Dim
 from tpshard.table import Table
 

@@ -7,8 +7,7 @@ Source: transformers ``models/{idefics2,idefics3,smolvlm}/modeling_*.py``.
 
 from __future__ import annotations
 
-from tpshard.blocks import attention, gated_mlp, norms
-from tpshard.composite import (
+from tpshard.blocks.composite import (
     MODEL,
     include_language,
     include_tower,
@@ -16,6 +15,7 @@ from tpshard.composite import (
     projector_channels,
     whole_projector,
 )  # fmt: skip
+from tpshard.blocks.dense import attention, gated_mlp, norms
 from tpshard.config import Config
 from tpshard.partition import Heads, Units
 from tpshard.registry import part_of

@@ -6,10 +6,10 @@ Source: transformers ``models/inkling/{modeling,configuration}_inkling.py``.
 
 from __future__ import annotations
 
-from tpshard.blocks import attention, channels_of, expert_channels, experts, gated_mlp, norms, vocabulary_of
+from tpshard.blocks.dense import attention, channels_of, expert_channels, experts, gated_mlp, norms, vocabulary_of
+from tpshard.blocks.experts import CORRECTION, mixed_layers
+from tpshard.blocks.mixers import layers_of
 from tpshard.config import Config
-from tpshard.mixers import layers_of
-from tpshard.mixtures import CORRECTION, mixed_layers
 from tpshard.partition import Heads, Units
 from tpshard.table import Table
 

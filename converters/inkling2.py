@@ -7,9 +7,9 @@ Source: transformers ``models/inkling2{,_loop}/modeling_inkling2*.py``, names on
 
 from __future__ import annotations
 
-from tpshard.blocks import norms, vocabulary_of
+from tpshard.blocks.dense import norms, vocabulary_of
+from tpshard.blocks.mixers import layers_of
 from tpshard.config import Config
-from tpshard.mixers import layers_of
 from tpshard.partition import Heads, Units
 from tpshard.table import Table
 

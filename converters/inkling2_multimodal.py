@@ -5,8 +5,8 @@ Source: transformers ``models/inkling2/modeling_inkling2.py``, names on disk fro
 
 from __future__ import annotations
 
-from tpshard.blocks import attention, mlp, norms
-from tpshard.composite import MODEL, include_tower, language_config, projector_channels
+from tpshard.blocks.composite import MODEL, include_tower, language_config, projector_channels
+from tpshard.blocks.dense import attention, mlp, norms
 from tpshard.config import Config
 from tpshard.partition import Heads, Units
 from tpshard.registry import part_of, table_of

@@ -5,7 +5,7 @@ Source: transformers ``models/internvl/modeling_internvl.py``.
 
 from __future__ import annotations
 
-from tpshard.composite import MODEL, include_language, include_tower, input_norm, language_config, projector
+from tpshard.blocks.composite import MODEL, include_language, include_tower, input_norm, language_config, projector
 from tpshard.config import Config
 from tpshard.errors import DamagedError
 from tpshard.registry import part_of

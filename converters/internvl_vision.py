@@ -6,7 +6,7 @@ Source: transformers ``models/internvl/modeling_internvl.py``.
 
 from __future__ import annotations
 
-from tpshard.blocks import attention, channels_of, mlp, norms
+from tpshard.blocks.dense import attention, channels_of, mlp, norms
 from tpshard.config import Config
 from tpshard.errors import DamagedError
 from tpshard.partition import Heads

@@ -5,9 +5,9 @@ Source: transformers ``models/jamba/modeling_jamba.py``.
 
 from __future__ import annotations
 
-from tpshard.blocks import attention, channels_of, decoder, experts, gated_mlp, heads_of, norms
+from tpshard.blocks.dense import attention, channels_of, decoder, experts, gated_mlp, heads_of, norms
+from tpshard.blocks.mixers import mamba1, time_step_rank, widened
 from tpshard.config import Config
-from tpshard.mixers import mamba1, time_step_rank, widened
 from tpshard.partition import Units
 from tpshard.table import Table
 

@@ -7,7 +7,7 @@ Source: transformers ``models/jetmoe/modeling_jetmoe.py``.
 
 from __future__ import annotations
 
-from tpshard.blocks import decoder, expert_channels, norms
+from tpshard.blocks.dense import decoder, expert_channels, norms
 from tpshard.config import Config
 from tpshard.partition import Units
 from tpshard.table import Table

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tpshard.blocks import channels_of, mlp, norms
-from tpshard.composite import LANGUAGE, include_tower, language_config, projector
+from tpshard.blocks.composite import LANGUAGE, include_tower, language_config, projector
+from tpshard.blocks.dense import channels_of, mlp, norms
 from tpshard.config import Config
 from tpshard.partition import Heads
 from tpshard.registry import part_of, table_of

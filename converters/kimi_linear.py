@@ -7,9 +7,18 @@ Source: transformers ``models/kimi_linear/modeling_kimi_linear.py``; names on di
 
 from __future__ import annotations
 
-from tpshard.blocks import MIXTRAL, channels_of, decoder, expert_channels, experts, gated_mlp, latent_attention, norms
+from tpshard.blocks.dense import (
+    MIXTRAL,
+    channels_of,
+    decoder,
+    expert_channels,
+    experts,
+    gated_mlp,
+    latent_attention,
+    norms,
+)
+from tpshard.blocks.mixers import ATTENTION, RECURRENT, kimi_delta_attention, layers_of
 from tpshard.config import Config
-from tpshard.mixers import ATTENTION, RECURRENT, kimi_delta_attention, layers_of
 from tpshard.partition import Units
 from tpshard.table import Table
 

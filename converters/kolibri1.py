@@ -5,9 +5,9 @@ Source: transformers ``models/kolibri1/modeling_kolibri1.py`` and ``conversion_m
 
 from __future__ import annotations
 
-from tpshard.blocks import attention, decoder, expert_channels, heads_of, norms
+from tpshard.blocks.dense import attention, decoder, expert_channels, heads_of, norms
+from tpshard.blocks.experts import mixture, shared_channels
 from tpshard.config import Config
-from tpshard.mixtures import mixture, shared_channels
 from tpshard.table import Table
 
 FAMILY = "kolibri1"

@@ -5,9 +5,9 @@ Source: transformers ``models/led/modeling_led.py``.
 
 from __future__ import annotations
 
-from tpshard.blocks import attention, mlp, norms
+from tpshard.blocks.dense import attention, mlp, norms
+from tpshard.blocks.encdec import layer_of, side, side_axes, vocabulary
 from tpshard.config import Config
-from tpshard.encdec import layer_of, side, side_axes, vocabulary
 from tpshard.table import Table
 
 FAMILY = "led"

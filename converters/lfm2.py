@@ -5,9 +5,9 @@ Source: transformers ``models/lfm2``, ``models/lfm2_moe``, ``models/lfm3``; name
 
 from __future__ import annotations
 
-from tpshard.blocks import MIXTRAL, attention, decoder, expert_channels, experts, gated_mlp, heads_of, norms
+from tpshard.blocks.dense import MIXTRAL, attention, decoder, expert_channels, experts, gated_mlp, heads_of, norms
+from tpshard.blocks.mixers import ATTENTION, layers_of, short_convolution
 from tpshard.config import Config
-from tpshard.mixers import ATTENTION, layers_of, short_convolution
 from tpshard.partition import Dim, Units
 from tpshard.table import Table
 

@@ -7,7 +7,7 @@ Source: transformers ``models/{llava,llava_next,llava_next_video,llava_onevision
 
 from __future__ import annotations
 
-from tpshard.composite import MODEL, include_language, include_tower, input_norm, language_config, projector
+from tpshard.blocks.composite import MODEL, include_language, include_tower, input_norm, language_config, projector
 from tpshard.config import Config
 from tpshard.registry import part_of
 from tpshard.table import Table

@@ -7,7 +7,7 @@ Source: transformers ``models/longcat_flash/modeling_longcat_flash.py``.
 
 from __future__ import annotations
 
-from tpshard.blocks import channels_of, decoder, expert_channels, gated_mlp, latent_attention, norms
+from tpshard.blocks.dense import channels_of, decoder, expert_channels, gated_mlp, latent_attention, norms
 from tpshard.config import Config
 from tpshard.table import PASSES_ON, UNUSED, Table
 

@@ -6,9 +6,8 @@ Source: transformers ``models/luke/modeling_luke.py``; arXiv 2010.01057.
 
 from __future__ import annotations
 
-from tpshard.blocks import vocabulary_of
-from tpshard.config import Config
-from tpshard.encoders import (
+from tpshard.blocks.dense import vocabulary_of
+from tpshard.blocks.encoders import (
     Encoder,
     embeddings,
     encoder_layer,
@@ -18,6 +17,7 @@ from tpshard.encoders import (
     pooler,
     task_heads,
 )
+from tpshard.config import Config
 from tpshard.partition import Padded
 from tpshard.table import Table
 

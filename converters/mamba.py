@@ -5,9 +5,9 @@ Source: transformers ``models/mamba/modeling_mamba.py``, ``models/falcon_mamba/m
 
 from __future__ import annotations
 
-from tpshard.blocks import vocabulary_of
+from tpshard.blocks.dense import vocabulary_of
+from tpshard.blocks.mixers import mamba1, time_step_rank, widened
 from tpshard.config import Config
-from tpshard.mixers import mamba1, time_step_rank, widened
 from tpshard.partition import Units
 from tpshard.table import Table
 

@@ -5,9 +5,9 @@ Source: transformers ``models/mamba2/modeling_mamba2.py``.
 
 from __future__ import annotations
 
-from tpshard.blocks import vocabulary_of
+from tpshard.blocks.dense import vocabulary_of
+from tpshard.blocks.mixers import mamba2, state_heads
 from tpshard.config import Config
-from tpshard.mixers import mamba2, state_heads
 from tpshard.table import Table
 
 FAMILY = "mamba2"

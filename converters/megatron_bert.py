@@ -5,9 +5,9 @@ Source: transformers ``models/megatron_bert/modeling_megatron_bert.py``.
 
 from __future__ import annotations
 
-from tpshard.blocks import vocabulary_of
+from tpshard.blocks.dense import vocabulary_of
+from tpshard.blocks.encoders import embeddings, encoder_layer, encoder_of, masked_head, pooler, task_heads
 from tpshard.config import Config
-from tpshard.encoders import embeddings, encoder_layer, encoder_of, masked_head, pooler, task_heads
 from tpshard.table import Table
 
 FAMILY = "megatron_bert"

@@ -7,11 +7,11 @@ Source: transformers ``models/mimi/modeling_mimi.py``, ``models/kyutai_speech_to
 
 from __future__ import annotations
 
-from tpshard.blocks import attention, heads_of, mlp, norms
+from tpshard.blocks.dense import attention, heads_of, mlp, norms
+from tpshard.blocks.speech import WAVE
 from tpshard.config import Config
 from tpshard.partition import Padded, Units
 from tpshard.registry import part_of, table_of
-from tpshard.speech import WAVE
 from tpshard.table import Table
 
 FAMILY = "mimi"

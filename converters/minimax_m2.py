@@ -5,7 +5,7 @@ Source: transformers ``models/minimax_m2/modeling_minimax_m2.py`` and ``conversi
 
 from __future__ import annotations
 
-from tpshard.blocks import MIXTRAL, attention, decoder, expert_channels, experts, heads_of, norms
+from tpshard.blocks.dense import MIXTRAL, attention, decoder, expert_channels, experts, heads_of, norms
 from tpshard.config import Config
 from tpshard.table import Table
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tpshard.blocks import (
+from tpshard.blocks.composite import MODEL, include_language, include_tower, language_config, projector
+from tpshard.blocks.dense import (
     MIXTRAL,
     attention,
     channels_of,
@@ -21,9 +22,8 @@ from tpshard.blocks import (
     mlp,
     norms,
 )  # fmt: skip
-from tpshard.composite import MODEL, include_language, include_tower, language_config, projector
+from tpshard.blocks.experts import layers_where, shared_channels
 from tpshard.config import Config
-from tpshard.mixtures import layers_where, shared_channels
 from tpshard.partition import Dim, Heads
 from tpshard.registry import part_of
 from tpshard.table import Table

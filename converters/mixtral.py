@@ -6,7 +6,7 @@ Source: transformers ``models/{mixtral,phimoe}/modeling_*.py`` and ``conversion_
 
 from __future__ import annotations
 
-from tpshard.blocks import MIXTRAL, attention, decoder, expert_channels, experts, heads_of, norms
+from tpshard.blocks.dense import MIXTRAL, attention, decoder, expert_channels, experts, heads_of, norms
 from tpshard.config import Config
 from tpshard.table import Table
 

@@ -6,7 +6,7 @@ Source: transformers ``models/mllama/modeling_mllama.py`` (``MllamaVisionModel``
 
 from __future__ import annotations
 
-from tpshard.blocks import attention, channels_of, mlp, norms
+from tpshard.blocks.dense import attention, channels_of, mlp, norms
 from tpshard.config import Config
 from tpshard.partition import Dim, Heads
 from tpshard.table import Table

@@ -5,10 +5,10 @@ Source: transformers ``models/{modernvbert,ultravbert}/modeling_*.py``.
 
 from __future__ import annotations
 
-from tpshard.blocks import vocabulary_of
-from tpshard.composite import include_tower
+from tpshard.blocks.composite import include_tower
+from tpshard.blocks.dense import vocabulary_of
+from tpshard.blocks.encoders import task_heads
 from tpshard.config import Config
-from tpshard.encoders import task_heads
 from tpshard.partition import Units
 from tpshard.registry import part_of, table_of
 from tpshard.table import Table

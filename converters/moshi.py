@@ -6,7 +6,7 @@ Source: transformers ``models/moshi/modeling_moshi.py`` (``MoshiLinear``, ``Mosh
 
 from __future__ import annotations
 
-from tpshard.blocks import attention, fused_mlp, heads_of, norms, vocabulary_of
+from tpshard.blocks.dense import attention, fused_mlp, heads_of, norms, vocabulary_of
 from tpshard.config import Config
 from tpshard.partition import Padded, Units
 from tpshard.table import Table

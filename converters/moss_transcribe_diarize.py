@@ -5,8 +5,8 @@ Source: transformers ``models/moss_transcribe_diarize/modeling_moss_transcribe_d
 
 from __future__ import annotations
 
-from tpshard.blocks import channels_of, mlp, norms
-from tpshard.composite import MODEL, include_language, include_tower, language_config, projector
+from tpshard.blocks.composite import MODEL, include_language, include_tower, language_config, projector
+from tpshard.blocks.dense import channels_of, mlp, norms
 from tpshard.config import Config
 from tpshard.partition import Heads
 from tpshard.registry import part_of

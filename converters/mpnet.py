@@ -5,9 +5,9 @@ Source: transformers ``models/mpnet/modeling_mpnet.py``.
 
 from __future__ import annotations
 
-from tpshard.blocks import attention, heads_of, mlp, vocabulary_of
+from tpshard.blocks.dense import attention, heads_of, mlp, vocabulary_of
+from tpshard.blocks.encoders import embeddings, encoder_of, layer_norms, masked_head, pooler, task_heads
 from tpshard.config import Config
-from tpshard.encoders import embeddings, encoder_of, layer_norms, masked_head, pooler, task_heads
 from tpshard.table import Table
 
 FAMILY = "mpnet"

@@ -7,9 +7,9 @@ The embeddings of a token's codebooks are added up; each is cut along its own vo
 
 from __future__ import annotations
 
-from tpshard.blocks import mlp
+from tpshard.blocks.dense import mlp
+from tpshard.blocks.encdec import attend, head_size
 from tpshard.config import Config
-from tpshard.encdec import attend, head_size
 from tpshard.partition import Heads, Padded, Units
 from tpshard.table import Table
 

@@ -5,7 +5,7 @@ Source: transformers ``models/nanochat/modeling_nanochat.py`` (``NanoChatRMSNorm
 
 from __future__ import annotations
 
-from tpshard.blocks import attention, channels_of, decoder, heads_of, mlp
+from tpshard.blocks.dense import attention, channels_of, decoder, heads_of, mlp
 from tpshard.config import Config
 from tpshard.table import Table
 

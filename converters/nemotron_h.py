@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tpshard.blocks import attention, channels_of, expert_channels, heads_of, mlp, vocabulary_of
+from tpshard.blocks.dense import attention, channels_of, expert_channels, heads_of, mlp, vocabulary_of
+from tpshard.blocks.mixers import ATTENTION, RECURRENT, layers_of, mamba2, state_heads
 from tpshard.config import Config
-from tpshard.mixers import ATTENTION, RECURRENT, layers_of, mamba2, state_heads
 from tpshard.partition import Units
 from tpshard.table import Table
 

@@ -6,7 +6,7 @@ Source: transformers ``models/neomme/modeling_neomme.py``.
 
 from __future__ import annotations
 
-from tpshard.blocks import attention, channels_of, heads_of, mlp, vocabulary_of
+from tpshard.blocks.dense import attention, channels_of, heads_of, mlp, vocabulary_of
 from tpshard.config import Config
 from tpshard.partition import Units
 from tpshard.table import Table

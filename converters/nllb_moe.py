@@ -5,9 +5,9 @@ Source: transformers ``models/nllb_moe/modeling_nllb_moe.py``.
 
 from __future__ import annotations
 
-from tpshard.blocks import mlp
+from tpshard.blocks.dense import mlp
+from tpshard.blocks.encdec import attend, side, side_axes, vocabulary
 from tpshard.config import Config
-from tpshard.encdec import attend, side, side_axes, vocabulary
 from tpshard.table import Table
 
 FAMILY = "nllb-moe"

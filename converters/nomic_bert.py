@@ -6,9 +6,9 @@ Source: transformers ``models/{nomic_bert,gte,jina_embeddings_v3}/`` and ``conve
 
 from __future__ import annotations
 
-from tpshard.blocks import gated_mlp, mlp, vocabulary_of
+from tpshard.blocks.dense import gated_mlp, mlp, vocabulary_of
+from tpshard.blocks.encoders import Encoder, embeddings, encoder_of, layer_norms, masked_head, pooler, task_heads
 from tpshard.config import Config
-from tpshard.encoders import Encoder, embeddings, encoder_of, layer_norms, masked_head, pooler, task_heads
 from tpshard.table import Table
 
 FAMILY = "nomic_bert"

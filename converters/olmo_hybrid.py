@@ -7,9 +7,9 @@ Source: transformers ``models/olmo_hybrid/modeling_olmo_hybrid.py``; names on di
 
 from __future__ import annotations
 
-from tpshard.blocks import attention, channels_of, decoder, gated_mlp, heads_of
+from tpshard.blocks.dense import attention, channels_of, decoder, gated_mlp, heads_of
+from tpshard.blocks.mixers import ATTENTION, RECURRENT, delta_heads, delta_net, every_nth, layers_of
 from tpshard.config import Config
-from tpshard.mixers import ATTENTION, RECURRENT, delta_heads, delta_net, every_nth, layers_of
 from tpshard.table import Table
 
 FAMILY = "olmo_hybrid"

@@ -5,9 +5,9 @@ Source: transformers ``models/olmoe/modeling_olmoe.py``, ``models/flex_olmo/mode
 
 from __future__ import annotations
 
-from tpshard.blocks import attention, decoder, expert_channels, heads_of, norms
+from tpshard.blocks.dense import attention, decoder, expert_channels, heads_of, norms
+from tpshard.blocks.experts import mixture
 from tpshard.config import Config
-from tpshard.mixtures import mixture
 from tpshard.table import Table
 
 FAMILY = "olmoe"

@@ -7,8 +7,8 @@ Source: transformers ``models/ovis2/modeling_ovis2.py``.
 
 from __future__ import annotations
 
-from tpshard.blocks import attention, channels_of, gated_mlp, norms
-from tpshard.composite import MODEL, include_language, include_tower, language_config
+from tpshard.blocks.composite import MODEL, include_language, include_tower, language_config
+from tpshard.blocks.dense import attention, channels_of, gated_mlp, norms
 from tpshard.config import Config
 from tpshard.partition import Heads, Padded, Units
 from tpshard.registry import part_of

@@ -5,7 +5,14 @@ Source: transformers ``models/{paligemma,gemma3,shieldgemma2}/modeling_*.py``.
 
 from __future__ import annotations
 
-from tpshard.composite import MODEL, include_language, include_tower, input_norm, language_config, whole_projector
+from tpshard.blocks.composite import (
+    MODEL,
+    include_language,
+    include_tower,
+    input_norm,
+    language_config,
+    whole_projector,
+)
 from tpshard.config import Config
 from tpshard.registry import part_of
 from tpshard.table import Table

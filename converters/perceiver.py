@@ -6,9 +6,9 @@ Source: transformers ``models/perceiver/modeling_perceiver.py`` (``PerceiverForM
 
 from __future__ import annotations
 
-from tpshard.blocks import attention, mlp, vocabulary_of
+from tpshard.blocks.dense import attention, mlp, vocabulary_of
+from tpshard.blocks.encoders import layer_norms
 from tpshard.config import Config
-from tpshard.encoders import layer_norms
 from tpshard.partition import Heads, Units
 from tpshard.table import AFTER_SUM, Table
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 
-from tpshard.blocks import mlp, norms
-from tpshard.composite import MODEL, include_language, language_config, projector
+from tpshard.blocks.composite import MODEL, include_language, language_config, projector
+from tpshard.blocks.dense import mlp, norms
 from tpshard.config import Config
 from tpshard.partition import Heads, Units
 from tpshard.table import Table

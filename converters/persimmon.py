@@ -5,7 +5,7 @@ Source: transformers ``models/persimmon/modeling_persimmon.py``, ``_split_heads`
 
 from __future__ import annotations
 
-from tpshard.blocks import channels_of, decoder, mlp, norms
+from tpshard.blocks.dense import channels_of, decoder, mlp, norms
 from tpshard.config import Config
 from tpshard.partition import Heads
 from tpshard.table import Table

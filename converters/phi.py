@@ -5,7 +5,7 @@ Source: transformers ``models/phi/modeling_phi.py``.
 
 from __future__ import annotations
 
-from tpshard.blocks import attention, channels_of, decoder, heads_of, mlp, norms
+from tpshard.blocks.dense import attention, channels_of, decoder, heads_of, mlp, norms
 from tpshard.config import Config
 from tpshard.table import Table
 

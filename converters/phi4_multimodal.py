@@ -7,7 +7,7 @@ Source: transformers ``models/phi4_multimodal/modeling_phi4_multimodal.py``.
 
 from __future__ import annotations
 
-from tpshard.blocks import attention, fused_mlp, norms
+from tpshard.blocks.dense import attention, fused_mlp, norms
 from tpshard.config import Config
 from tpshard.partition import Heads, Units
 from tpshard.registry import table_of

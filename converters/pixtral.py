@@ -5,7 +5,7 @@ Source: transformers ``models/pixtral/modeling_pixtral.py``.
 
 from __future__ import annotations
 
-from tpshard.blocks import attention, channels_of, gated_mlp, norms
+from tpshard.blocks.dense import attention, channels_of, gated_mlp, norms
 from tpshard.config import Config
 from tpshard.partition import Heads
 from tpshard.table import Table

@@ -5,10 +5,10 @@ Source: transformers ``models/qwen2_audio/modeling_qwen2_audio.py``, ``models/vo
 
 from __future__ import annotations
 
-from tpshard.composite import MODEL, include_language, include_tower, language_config, projector, whole_projector
+from tpshard.blocks.composite import MODEL, include_language, include_tower, language_config, projector, whole_projector
+from tpshard.blocks.speech import whisper_encoder
 from tpshard.config import Config
 from tpshard.registry import part_of
-from tpshard.speech import whisper_encoder
 from tpshard.table import Table
 
 FAMILY = "qwen2_audio"

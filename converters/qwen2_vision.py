@@ -7,8 +7,8 @@ Source: transformers ``models/{qwen2_vl,qwen2_5_vl,exaone4_5}/modeling_*.py``.
 
 from __future__ import annotations
 
-from tpshard.blocks import attention, gated_mlp, mlp, norms
-from tpshard.composite import input_norm, projector
+from tpshard.blocks.composite import input_norm, projector
+from tpshard.blocks.dense import attention, gated_mlp, mlp, norms
 from tpshard.config import Config
 from tpshard.partition import Heads, Units
 from tpshard.table import Table

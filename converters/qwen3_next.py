@@ -10,9 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tpshard.blocks import channels_of, decoder, expert_channels, experts, gated_mlp, norms
+from tpshard.blocks.dense import channels_of, decoder, expert_channels, experts, gated_mlp, norms
+from tpshard.blocks.mixers import (
+    ATTENTION,
+    RECURRENT,
+    delta_heads,
+    delta_net,
+    every_nth,
+    layers_of,
+    query_gated_attention,
+)
 from tpshard.config import Config
-from tpshard.mixers import ATTENTION, RECURRENT, delta_heads, delta_net, every_nth, layers_of, query_gated_attention
 from tpshard.partition import Units
 from tpshard.table import Table
 

@@ -7,8 +7,8 @@ Source: transformers ``models/qwen3_vl/modeling_qwen3_vl.py``, ``models/cohere_c
 
 from __future__ import annotations
 
-from tpshard.blocks import mlp, norms
-from tpshard.composite import input_norm, projector
+from tpshard.blocks.composite import input_norm, projector
+from tpshard.blocks.dense import mlp, norms
 from tpshard.config import Config
 from tpshard.errors import DamagedError
 from tpshard.partition import Heads, Units

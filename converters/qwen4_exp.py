@@ -11,10 +11,18 @@ from __future__ import annotations
 from itertools import count, islice
 from math import isqrt
 
-from tpshard.blocks import decoder, expert_channels, experts, gated_mlp
+from tpshard.blocks.dense import decoder, expert_channels, experts, gated_mlp
+from tpshard.blocks.mixers import (
+    ATTENTION,
+    RECURRENT,
+    delta_heads,
+    delta_net,
+    every_nth,
+    layers_of,
+    query_gated_attention,
+)
 from tpshard.config import Config
 from tpshard.errors import UnsupportedError
-from tpshard.mixers import ATTENTION, RECURRENT, delta_heads, delta_net, every_nth, layers_of, query_gated_attention
 from tpshard.partition import Units
 from tpshard.table import Table
 

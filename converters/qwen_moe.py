@@ -7,9 +7,9 @@ Source: transformers ``models/{qwen2_moe,qwen3_moe,qwen3_vl_moe,qwen3_omni_moe}/
 
 from __future__ import annotations
 
-from tpshard.blocks import attention, channels_of, decoder, expert_channels, gated_mlp, heads_of, norms
+from tpshard.blocks.dense import attention, channels_of, decoder, expert_channels, gated_mlp, heads_of, norms
+from tpshard.blocks.experts import layers_where, mixture, shared_channels
 from tpshard.config import Config
-from tpshard.mixtures import layers_where, mixture, shared_channels
 from tpshard.table import Table
 
 FAMILY = "qwen_moe"

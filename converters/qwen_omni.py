@@ -6,8 +6,15 @@ Source: transformers ``models/{qwen2_5_omni,qwen3_omni_moe}/modeling_*.py``.
 
 from __future__ import annotations
 
-from tpshard.blocks import mlp, norms
-from tpshard.composite import MODEL, include_tower, input_norm, language_config, projector_channels, whole_projector
+from tpshard.blocks.composite import (
+    MODEL,
+    include_tower,
+    input_norm,
+    language_config,
+    projector_channels,
+    whole_projector,
+)
+from tpshard.blocks.dense import mlp, norms
 from tpshard.config import Config
 from tpshard.partition import Heads, Units
 from tpshard.registry import part_of, table_of

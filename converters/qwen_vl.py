@@ -9,7 +9,7 @@ Source: transformers ``models/{qwen2_vl,qwen2_5_vl,qwen3_vl,qwen3_vl_moe,glm4v,g
 
 from __future__ import annotations
 
-from tpshard.composite import MODEL, include_language, include_tower, language_config, whole_projector
+from tpshard.blocks.composite import MODEL, include_language, include_tower, language_config, whole_projector
 from tpshard.config import Config
 from tpshard.registry import part_of
 from tpshard.table import Table

@@ -6,9 +6,9 @@ Source: transformers ``models/recurrent_gemma/modeling_recurrent_gemma.py``; arX
 
 from __future__ import annotations
 
-from tpshard.blocks import decoder, gated_mlp, heads_of, norms
+from tpshard.blocks.dense import decoder, gated_mlp, heads_of, norms
+from tpshard.blocks.mixers import convolution
 from tpshard.config import Config
-from tpshard.mixers import convolution
 from tpshard.partition import Units
 from tpshard.table import Table
 

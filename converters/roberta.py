@@ -9,9 +9,8 @@ Source: transformers ``models/{roberta,camembert,data2vec,longformer,xmod}/`` an
 
 from __future__ import annotations
 
-from tpshard.blocks import vocabulary_of
-from tpshard.config import Config
-from tpshard.encoders import (
+from tpshard.blocks.dense import vocabulary_of
+from tpshard.blocks.encoders import (
     Encoder,
     embeddings,
     encoder_layer,
@@ -21,6 +20,7 @@ from tpshard.encoders import (
     pooler,
     task_heads,
 )
+from tpshard.config import Config
 from tpshard.partition import Units
 from tpshard.table import Table
 

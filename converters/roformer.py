@@ -5,9 +5,9 @@ Source: transformers ``models/roformer/modeling_roformer.py``.
 
 from __future__ import annotations
 
-from tpshard.blocks import heads_of, vocabulary_of
+from tpshard.blocks.dense import heads_of, vocabulary_of
+from tpshard.blocks.encoders import embeddings, encoder_layer, encoder_of, masked_head, task_heads
 from tpshard.config import Config
-from tpshard.encoders import embeddings, encoder_layer, encoder_of, masked_head, task_heads
 from tpshard.table import Table
 
 FAMILY = "roformer"

@@ -5,7 +5,7 @@ Source: transformers ``models/sam/modeling_sam.py``.
 
 from __future__ import annotations
 
-from tpshard.blocks import norms
+from tpshard.blocks.dense import norms
 from tpshard.config import Config
 from tpshard.partition import Heads, Units
 from tpshard.table import Table

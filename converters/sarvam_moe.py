@@ -5,9 +5,9 @@ Source: transformers ``models/sarvam_moe/configuration_sarvam_moe.py`` and ``con
 
 from __future__ import annotations
 
-from tpshard.blocks import channels_of, expert_channels, gated_mlp, heads_of, norms, vocabulary_of
+from tpshard.blocks.dense import channels_of, expert_channels, gated_mlp, heads_of, norms, vocabulary_of
+from tpshard.blocks.experts import mixed_layers, mixture, shared_channels
 from tpshard.config import Config
-from tpshard.mixtures import mixed_layers, mixture, shared_channels
 from tpshard.table import Table
 
 FAMILY = "sarvam_moe"

@@ -6,8 +6,8 @@ Source: transformers ``models/sew_d/modeling_sew_d.py``.
 
 from __future__ import annotations
 
+from tpshard.blocks.speech import AFTER, INTO, PLACES, WAVE, ctc_head, encoder_channels, encoder_heads
 from tpshard.config import Config
-from tpshard.speech import AFTER, INTO, PLACES, WAVE, ctc_head, encoder_channels, encoder_heads
 from tpshard.table import Table
 
 FAMILY = "sew_d"

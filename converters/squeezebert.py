@@ -7,9 +7,9 @@ Source: transformers ``models/squeezebert/modeling_squeezebert.py``; arXiv 2006.
 
 from __future__ import annotations
 
-from tpshard.blocks import vocabulary_of
+from tpshard.blocks.dense import vocabulary_of
+from tpshard.blocks.encoders import embeddings, encoder_of, layer_norms, masked_head, pooler, task_heads
 from tpshard.config import Config
-from tpshard.encoders import embeddings, encoder_of, layer_norms, masked_head, pooler, task_heads
 from tpshard.partition import Units
 from tpshard.table import ADDED_ONCE, Table
 

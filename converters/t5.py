@@ -5,9 +5,9 @@ Source: transformers ``models/t5``, ``mt5``, ``umt5``, ``longt5``, ``pop2piano``
 
 from __future__ import annotations
 
+from tpshard.blocks.encdec import lacks
+from tpshard.blocks.t5 import RELATIVE, heads_of, is_gated, t5_mlp, t5_stack, vocabulary
 from tpshard.config import Config
-from tpshard.encdec import lacks
-from tpshard.t5stack import RELATIVE, heads_of, is_gated, t5_mlp, t5_stack, vocabulary
 from tpshard.table import Table
 
 FAMILY = "t5"

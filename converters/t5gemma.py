@@ -5,9 +5,9 @@ Source: transformers ``models/t5gemma/modeling_t5gemma.py``.
 
 from __future__ import annotations
 
-from tpshard.blocks import attention, gated_mlp, heads_of, norms
+from tpshard.blocks.dense import attention, gated_mlp, heads_of, norms
+from tpshard.blocks.encdec import is_bare, lacks
 from tpshard.config import Config
-from tpshard.encdec import is_bare, lacks
 from tpshard.partition import Padded, Units
 from tpshard.table import Table
 

@@ -5,8 +5,8 @@ Source: transformers ``models/trocr/modeling_trocr.py``.
 
 from __future__ import annotations
 
+from tpshard.blocks.encdec import layer_of, side_axes
 from tpshard.config import Config
-from tpshard.encdec import layer_of, side_axes
 from tpshard.partition import Padded
 from tpshard.table import Table
 

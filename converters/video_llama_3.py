@@ -5,7 +5,7 @@ Source: transformers ``models/{video_llama_3,paddleocr_vl,deepseek_vl}/modeling_
 
 from __future__ import annotations
 
-from tpshard.composite import MODEL, include_language, include_tower, input_norm, language_config, projector
+from tpshard.blocks.composite import MODEL, include_language, include_tower, input_norm, language_config, projector
 from tpshard.config import Config
 from tpshard.registry import part_of
 from tpshard.table import Table

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from math import prod
 
-from tpshard.blocks import channels_of, mlp, norms
+from tpshard.blocks.dense import channels_of, mlp, norms
 from tpshard.config import Config
 from tpshard.partition import Heads, Units
 from tpshard.table import Table

@@ -5,7 +5,7 @@ Source: transformers ``models/vjepa2/modeling_vjepa2.py``.
 
 from __future__ import annotations
 
-from tpshard.blocks import attention, mlp, norms
+from tpshard.blocks.dense import attention, mlp, norms
 from tpshard.config import Config
 from tpshard.partition import Heads, Units
 from tpshard.table import Table

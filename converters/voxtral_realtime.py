@@ -6,11 +6,11 @@ Source: transformers ``models/voxtral_realtime/modeling_voxtral_realtime.py``.
 
 from __future__ import annotations
 
-from tpshard.blocks import attention, channels_of, decoder, gated_mlp, heads_of, norms
-from tpshard.composite import MODEL, include_language, include_tower, language_config, projector
+from tpshard.blocks.composite import MODEL, include_language, include_tower, language_config, projector
+from tpshard.blocks.dense import attention, channels_of, decoder, gated_mlp, heads_of, norms
+from tpshard.blocks.speech import WAVE
 from tpshard.config import Config
 from tpshard.registry import part_of
-from tpshard.speech import WAVE
 from tpshard.table import Table
 
 FAMILY = "voxtral_realtime"

@@ -7,10 +7,8 @@ Source: transformers ``models/{wav2vec2,hubert,wavlm,unispeech,unispeech_sat,sew
 
 from __future__ import annotations
 
-from tpshard.blocks import mlp
-from tpshard.config import Config
-from tpshard.partition import Heads
-from tpshard.speech import (
+from tpshard.blocks.dense import mlp
+from tpshard.blocks.speech import (
     AFTER,
     DENSE,
     INTO,
@@ -22,6 +20,8 @@ from tpshard.speech import (
     encoder_channels,
     encoder_heads,
 )  # fmt: skip
+from tpshard.config import Config
+from tpshard.partition import Heads
 from tpshard.table import Table
 
 FAMILY = "wav2vec2"

@@ -5,8 +5,8 @@ Source: transformers ``models/wav2vec2_bert/modeling_wav2vec2_bert.py``.
 
 from __future__ import annotations
 
+from tpshard.blocks.speech import AFTER, INTO, conformer_layer, ctc_head, encoder_channels, encoder_heads
 from tpshard.config import Config
-from tpshard.speech import AFTER, INTO, conformer_layer, ctc_head, encoder_channels, encoder_heads
 from tpshard.table import Table
 
 FAMILY = "wav2vec2_bert"

@@ -6,7 +6,7 @@ Source: transformers ``models/xglm/modeling_xglm.py`` and ``models/biogpt/modeli
 
 from __future__ import annotations
 
-from tpshard.blocks import attention, mlp, norms
+from tpshard.blocks.dense import attention, mlp, norms
 from tpshard.config import Config
 from tpshard.partition import Heads, Padded, Units
 from tpshard.table import Table

@@ -6,7 +6,7 @@ Source: transformers ``models/xlstm/modeling_xlstm.py``; fused order: NX-AI/xlst
 
 from __future__ import annotations
 
-from tpshard.blocks import vocabulary_of
+from tpshard.blocks.dense import vocabulary_of
 from tpshard.config import Config
 from tpshard.partition import Units
 from tpshard.table import Table

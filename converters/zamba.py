@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tpshard.blocks import channels_of, decoder, gated_mlp, heads_of, norms
+from tpshard.blocks.dense import channels_of, decoder, gated_mlp, heads_of, norms
+from tpshard.blocks.mixers import RECURRENT, convolution, layers_of, time_step_rank, widened
 from tpshard.config import Config
-from tpshard.mixers import RECURRENT, convolution, layers_of, time_step_rank, widened
 from tpshard.partition import Units
 from tpshard.table import NEEDS_GATHER, Table
 

@@ -9,7 +9,7 @@ Source: transformers ``models/zaya/modeling_zaya.py``; arXiv 2510.04476.
 
 from __future__ import annotations
 
-from tpshard.blocks import decoder, expert_channels, norms
+from tpshard.blocks.dense import decoder, expert_channels, norms
 from tpshard.config import Config
 from tpshard.partition import Dim, Heads
 from tpshard.table import Table

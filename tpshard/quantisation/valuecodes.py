@@ -35,13 +35,13 @@ def table(dtype: str) -> Array:
     """The float32 of each of the 256 codes of a float of 8 bits."""
     code = np.arange(256)
     if dtype == "F8_E8M0":
-        exponents = np.ldexp(np.float64(1), code - 127)
+        exponents: Array = np.ldexp(np.float64(1), code - 127).astype(np.float32)
         exponents[255] = np.nan
-        return exponents.astype(np.float32)
+        return exponents
     exponent_bits, mantissa_bits, bias = _FLOATS[dtype]
     exponent = (code >> mantissa_bits) & (2**exponent_bits - 1)
     mantissa = (code & (2**mantissa_bits - 1)) / 2**mantissa_bits
-    found = np.where(exponent > 0, np.ldexp(1 + mantissa, exponent - bias), np.ldexp(mantissa, 1 - bias))
+    found: Array = np.where(exponent > 0, np.ldexp(1 + mantissa, exponent - bias), np.ldexp(mantissa, 1 - bias))
     found = np.where(code >= 128, -found, found)
     if dtype.endswith("FNUZ"):
         found[128] = np.nan
@@ -49,18 +49,18 @@ def table(dtype: str) -> Array:
         found[[127, 255]] = np.nan
     else:
         found = np.where(exponent == 31, np.where(mantissa > 0, np.nan, np.sign(found) * np.inf), found)
-    return found.astype(np.float32)
+    return np.asarray(found, np.float32)
 
 
 def floats(stored: Array, dtype: str, *, exponents: bool = False) -> Array:
     """Stored elements as float32; with ``exponents`` bytes are powers of two, as in E8M0."""
     if dtype == "BF16":
-        return (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        return np.asarray(stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
     if dtype in _FLOATS or dtype == "F8_E8M0":
-        return table(dtype)[stored]
+        return np.asarray(table(dtype)[stored])
     if exponents and dtype == "U8":
-        return table("F8_E8M0")[stored]
-    return stored.astype(np.float32)
+        return np.asarray(table("F8_E8M0")[stored])
+    return np.asarray(stored, np.float32)
 
 
 def integers(words: Array, bits: int, axis: int, *, gapless: bool = True, order: Sequence[int] = ()) -> Array:
@@ -111,7 +111,7 @@ def rounded(values: Array, dtype: str) -> Array:
         with np.errstate(over="ignore"):
             return values.astype(np.float16)
     bits = values.view(np.uint32)
-    out = ((bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)).astype(np.uint16)
+    out: Array = ((bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)).astype(np.uint16)
     broken = np.isnan(values)
     if broken.any():
         out[broken] = 0x7FC0

@@ -62,7 +62,7 @@ class BoxReader:
             return found[(slice(None),) * (inner - 1) + (slice(low, high),)]
         lead = [range(*pair) for pair in bounds[: inner - 1]]
         out = np.empty((*map(len, lead), high - low, *shape[inner:]), kind)
-        view = memoryview(out.reshape(-1).view(np.uint8))
+        view = out.reshape(-1).view(np.uint8).data
         size, at = (high - low) * unit, 0
         for index in product(*lead):
             row = 0
@@ -75,7 +75,7 @@ class BoxReader:
     def _rows(self, extent: Extent, begin: int, nbytes: int, kind: Any) -> Array:
         out = np.empty(nbytes, np.uint8)
         if nbytes:
-            self.files.read(extent.file, memoryview(out), extent.offset + begin)
+            self.files.read(extent.file, out.data, extent.offset + begin)
         return out.view(kind)
 
 
@@ -125,7 +125,9 @@ def matrix_of(
     if shape is None:
         return None
     lengths = dict(zip(packed.order, shape, strict=True))
-    parts, groups, has_order = [], (), False
+    parts: list[StoredPart] = []
+    groups: Runs = ()
+    has_order = False
     for name, (member, tensor) in packed.members.items():
         if member.kind == "state" and member.suffix not in formula.globals:
             continue

@@ -6,12 +6,13 @@ they are small beside the layers.
 
 from __future__ import annotations
 
-from .blocks import attention, mlp, norms
-from .config import Config
-from .errors import DamagedError
+from tpshard.config import Config
+from tpshard.errors import DamagedError
+from tpshard.partition import Dim, Heads, Padded, Units
+from tpshard.table import ADDED_ONCE, Table
+
+from .dense import attention, mlp, norms
 from .mixers import convolution
-from .partition import Dim, Heads, Padded, Units
-from .table import ADDED_ONCE, Table
 
 DENSE = ("intermediate_dense", "output_dense")
 WAVE = "convolutions over the wave, every channel of which sees all of the one before"

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from .blocks import attention, mlp
-from .config import Config
-from .errors import DamagedError
-from .partition import Dim, Heads, Padded, Units
-from .table import Prefix, Table
+from tpshard.config import Config
+from tpshard.errors import DamagedError
+from tpshard.partition import Dim, Heads, Padded, Units
+from tpshard.table import Prefix, Table
+
+from .dense import attention, mlp
 
 OUT = ("q_proj", "k_proj", "v_proj", "out_proj")
 

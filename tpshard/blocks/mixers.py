@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import NamedTuple
 
-from .blocks import heads_of, norms
-from .config import Config
-from .partition import AnyDim, Dim, Heads, Segment, Units
-from .table import Table
+from tpshard.config import Config
+from tpshard.partition import AnyDim, Dim, Heads, Segment, Units
+from tpshard.table import Table
+
+from .dense import heads_of, norms
 
 ATTENTION = ("full_attention", "attention", "sliding_attention")  # spellings in lists of layer types
 RECURRENT = ("linear_attention", "mamba", "recurrent", "conv")

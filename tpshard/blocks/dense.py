@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from .config import Config
-from .partition import AnyDim, Dim, Heads, Padded, Units
-from .table import NEEDS_GATHER, Table
+from tpshard.config import Config
+from tpshard.partition import AnyDim, Dim, Heads, Padded, Units
+from tpshard.table import NEEDS_GATHER, Table
 
 GATED = ("gate_proj", "up_proj", "down_proj")
 MIXTRAL = ("w1", "w3", "w2")  # gate, up, down

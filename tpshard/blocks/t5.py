@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .blocks import attention, channels_of, gated_mlp
-from .config import Config
+from tpshard.config import Config
+from tpshard.partition import Dim, Heads, Padded
+from tpshard.table import Table
+
+from .dense import attention, channels_of, gated_mlp
 from .encdec import is_bare, lacks
-from .partition import Dim, Heads, Padded
-from .table import Table
 
 QKVO = ("q", "k", "v", "o")
 RELATIVE = "relative_attention_bias"

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from .blocks import GATED, experts, gated_mlp, norms
-from .config import Config
-from .errors import DamagedError
-from .partition import Dim, Units
-from .table import Table
+from tpshard.config import Config
+from tpshard.errors import DamagedError
+from tpshard.partition import Dim, Units
+from tpshard.table import Table
+
+from .dense import GATED, experts, gated_mlp, norms
 
 SHARED = "shared_experts"
 CORRECTION = "gate.e_score_correction_bias"

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .blocks import attention, heads_of, mlp
-from .config import Config
-from .partition import AnyDim, Dim, Units
-from .table import Prefix, Table
+from tpshard.config import Config
+from tpshard.partition import AnyDim, Dim, Units
+from tpshard.table import Prefix, Table
+
+from .dense import attention, heads_of, mlp
 
 _NEW, _OLD = "norms", "norms with gamma and beta"
 
