@@ -37,9 +37,10 @@ def checked(job: tuple[str, str, str]) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     task, model_type, variant = job
+    terms: dict[str, Any] = {"degrees": (2, 3), "run_at": (3,)} if variant else {}
     with tempfile.TemporaryDirectory() as directory:
         try:
-            out = asdict(check(model_type, Path(directory), task=task, variant=variant))
+            out = asdict(check(model_type, Path(directory), task=task, variant=variant, **terms))
         except Exception as error:  # of transformers or torch: it is said, and the others go on
             out = {"model_type": model_type, "task": task, "variant": variant, "problems": [], "whole": {}}
             out["unsupported"] = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"

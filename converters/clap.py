@@ -6,6 +6,8 @@ Source: transformers ``models/clap/modeling_clap.py``.
 
 from __future__ import annotations
 
+from typing import Any
+
 from tpshard.blocks.dense import vocabulary_of
 from tpshard.blocks.encoders import embeddings, encoder_layer, encoder_of, pooler
 from tpshard.config import Config
@@ -16,7 +18,7 @@ from tpshard.table import Table
 
 FAMILY = "clap"
 MODEL_TYPES = ("clap", "clap_audio_model", "clap_text_model")
-USUAL = {
+USUAL: dict[str, dict[str, Any]] = {
     "clap_text_model": {"vocab_size": 50265, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
                         "intermediate_size": 3072, "max_position_embeddings": 514, "type_vocab_size": 1},
     "clap_audio_model": {"patch_embeds_hidden_size": 96, "depths": [2, 2, 6, 2], "num_attention_heads": [4, 8, 16, 32],

@@ -7,13 +7,15 @@ Source: transformers ``models/gemma4/modeling_gemma4.py``.
 
 from __future__ import annotations
 
+from typing import Any
+
 from tpshard.blocks.dense import norms
 from tpshard.config import Config
 from tpshard.partition import AnyDim, Heads, Units
 from tpshard.table import Table
 
 FAMILY = "gemma4_towers"
-USUAL = {
+USUAL: dict[str, dict[str, Any]] = {
     "gemma4_vision": {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 16, "num_attention_heads": 12,
                       "num_key_value_heads": 12, "head_dim": 64, "patch_size": 16, "position_embedding_size": 10_240,
                       "use_clipped_linears": False},

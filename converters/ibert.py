@@ -27,7 +27,7 @@ def table(c: Config) -> Table:
     layer = "@encoder.layer.{layer}"
 
     t = Table(c.count("num_hidden_layers"), prefixes=("ibert.", ""))
-    embeddings(t, c, vocab, e.hidden)
+    embeddings(t, c, vocab, e.hidden, behind_padding=True)
     _scales(t, "@embeddings", _EMBEDDINGS)
     for name, role in (("word", "embed"), ("position", "position"), ("token_type", "position")):
         rows = vocab if name == "word" else None

@@ -20,7 +20,7 @@ def table(c: Config) -> Table:
     buckets = c.count("relative_attention_num_buckets", default=32)
 
     t = Table(c.count("num_hidden_layers"), prefixes=("mpnet.", ""))
-    embeddings(t, c, vocab, e.hidden, types=False)
+    embeddings(t, c, vocab, e.hidden, types=False, behind_padding=True)
     t.tensor("@encoder.relative_attention_bias.weight", buckets, heads_of(c).query(1), role="attn_head")
     layer = "@encoder.layer.{layer}"
     names = ("q", "k", "v", "o")

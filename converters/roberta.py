@@ -50,7 +50,8 @@ def table(c: Config) -> Table:
     prefix = _PREFIXES[kind]
 
     t = Table(c.count("num_hidden_layers"), prefixes=(prefix, ""))
-    embeddings(t, c, vocab, e.hidden, norm=None if kind == "xlm-roberta-xl" else "LayerNorm")
+    norm = None if kind == "xlm-roberta-xl" else "LayerNorm"
+    embeddings(t, c, vocab, e.hidden, norm=norm, behind_padding=True)
     encoder_layer(t, e, norms=_NORMS.get(kind, _AFTER), cross=c.flag("add_cross_attention", default=False))
     if kind in _LAST:
         layer_norms(t, [_LAST[kind]], e.hidden)

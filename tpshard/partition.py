@@ -12,10 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import gcd
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from .errors import LayoutError, UnsupportedError, UsageError
 from .intervals import PAD, Bounds, Run, Runs, dealt, joined, total, whole
+
+_Axis = TypeVar("_Axis", bound="Axis")
 
 MOST_GROUPS = 2**14  # a guard against hostile configs: models have at most a few hundred
 
@@ -34,7 +36,7 @@ class Axis:
     kind = "axis"
     or_whole = False  # whether more ranks than parts are served by holding the axis whole on every rank
 
-    def renamed(self, name: str, or_whole: bool) -> Axis:
+    def renamed(self: _Axis, name: str, or_whole: bool) -> _Axis:
         """The same axis under another name; with ``or_whole`` one that more ranks than parts hold whole."""
         return replace(self, name=name, or_whole=True) if or_whole else replace(self, name=name)  # type: ignore[call-arg]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from .intervals import PAD
 from .partition import Axis
 from .plancuts import CutDim, Planned, Spans, spans_text, tiling_fault, unit_noun, units_of
 from .roles import Part
@@ -100,8 +99,9 @@ def judge_part(part: Part, members: Sequence[Member], norms: Sequence[Member], t
     others = [m for m in members if m not in outs and not (m.is_bias and m.role.removesuffix("_bias") in summed)]
     others = _together(others)
     ins = [m for m in others if m.role in part.ins]
-    for member in others:
+    for member in others + [m for m in outs[1:] if m.main is not None and m.main.axes[0] == axis]:
         yield from _follows(member, out, axis, view, held)
+    yield from ((m, f"{m.name} is whole on every rank, and {out.name} beside it is cut") for m in outs if not m.main)
     yield from _counts(ins, axis, view, banked)
     yield from _sizes(part, ins, out, banked)
     if banked == 1:  # else the units are the rows of every matrix
@@ -338,42 +338,3 @@ def _norms(
 def _module(name: str) -> str:
     """The module that holds the tensor's own: ``model.layers.0.self_attn`` of ``...self_attn.q_proj.weight``."""
     return name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[0]
-
-
-def judge_vocabulary(members: Iterable[Member], tp_size: int) -> Iterator[Said]:
-    """Embedding, head and head bias: consecutive tiles in rank order, equally long with padding.
-
-    They are alike for all of one axis; a model may have several vocabularies (words, entities, glyphs).
-    """
-    firsts: dict[Axis, Member] = {}
-    for member in members:
-        if member.main is None:
-            if tp_size > 1:
-                summed = "the sum over ranks" if "embed" in member.role else "the gathered logits"
-                yield member, f"{member.name} is whole on every rank: {summed} would hold every row {tp_size} times"
-            continue
-        axis = member.main.axes[0]
-        if len(member.main.held) != 1:
-            yield member, f"{member.name} is not cut along one vocabulary"
-            continue
-        ((stream, held),) = member.main.held.items()
-        fault = tiling_fault(held, axis.views()[stream.view])
-        if fault:
-            yield member, f"{member.name}: of the {unit_noun(axis, stream.view)}, {fault}"
-        starts = [spans[0][0] for spans in held if spans]
-        if any(len(spans) > 1 for spans in held) or starts != sorted(starts):
-            yield member, f"{member.name}: a rank's rows are not one consecutive range, in rank order"
-        size = member.main.sizes[stream]
-        pads = member.main.padding
-        lengths = [sum(b - a for a, b in spans) * size + pad for spans, pad in zip(held, pads, strict=True)]
-        padded = any(run.start == PAD for part in member.tensor.parts for runs in part.ranks for run in runs)
-        if padded and len(set(lengths)) > 1:
-            rows = sorted(set(lengths))
-            yield member, f"{member.name}: with padding the ranks hold {rows} rows, and should hold the same"
-        first = firsts.setdefault(axis, member)
-        if first is member:
-            continue
-        if first.main is not None and next(iter(first.main.held.values())) != held:
-            yield member, f"{member.name} has other rows on the ranks than {first.name}"
-        elif first.main is not None and first.main.padding != member.main.padding:
-            yield member, f"{member.name} is padded otherwise than {first.name}"

@@ -20,7 +20,8 @@ from .manifest import NAME, Manifest
 from .planblocks import blocks_of
 from .plancuts import CutDim, Planned, held_twice, hole, planned, read_dim
 from .planpacked import matrices
-from .planparts import Member, judge_part, judge_vocabulary
+from .planparts import Member, judge_part
+from .planvocabulary import judge_vocabulary
 from .reports import Finding
 from .roles import PARTS, VOCABULARY, WHOLE, Part
 from .table import ADDED_ONCE, NEEDS_GATHER, NEEDS_SUM, UNUSED
@@ -106,7 +107,8 @@ def judge(tensors: Mapping[str, Planned], tp_size: int, aliases: Mapping[str, st
         heads = {m.name for m in vocabulary if m.role == "head"} | {a for a, _ in tied if not _is_table(a)}
         book.layers["all_reduce"] += sum(_look_ups(m.name, tied) for m in vocabulary if m.role == "embed")
         book.layers["all_gather"] += len(heads)
-        for member, message in judge_vocabulary(vocabulary, tp_size):
+        layers = _axes(m for m in members if any(m.role.removesuffix("_bias") in part.roles for part in PARTS))
+        for member, message in judge_vocabulary(vocabulary, tp_size, layers):
             book.say(member.name, message)
     for alias, target in aliases.items():
         if target not in tensors:

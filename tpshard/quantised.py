@@ -100,7 +100,7 @@ def quantised(
         tuple(found),
         {name: tuple(_along(dim, by_axis) for dim in matched.dims[name]) for name in unpacked.packed},
         {n: Note(rules[n].role, rules[n].note) if n in rules else unknown for n in unpacked.packed},
-        {name: packed for name, packed in unpacked.packed.items()},
+        unpacked.packed,
         rules,
         quantisation,
     )

@@ -24,6 +24,7 @@ from .partition import AnyDim, Axis, Dim
 ADDED_ONCE = "added once: whole on every rank, the runtime adds it after the sum over ranks"
 NEEDS_SUM = "needs a sum over ranks: the norm spans what is cut"
 AFTER_SUM = "after the sum over ranks: the norm spans the residual stream, which every rank has"
+BEHIND_PADDING = "its first position is that behind the padding token's id"
 NEEDS_GATHER = "needs a gather over ranks: what comes next sees all of it"
 NORMED_BY = "needs a sum over ranks before it: what it takes is normed, over all that is cut, by "  # a sibling
 PASSES_ON = "some experts only pass their input on: that counts once, whatever number of ranks is summed"
@@ -244,9 +245,11 @@ class Table:
         if bias is not False:
             self.tensor(f"{name}.bias", width, role="norm_bias", optional=optional or bias is None, note=note)
 
-    def embedding(self, name: str, vocab: AnyDim, width: AnyDim | None, *, role: str = "embed") -> None:
+    def embedding(
+        self, name: str, vocab: AnyDim | None, width: AnyDim | None, *, role: str = "embed", note: str = ""
+    ) -> None:
         """``weight [vocab, width]``."""
-        self.tensor(f"{name}.weight", vocab, width, role=role)
+        self.tensor(f"{name}.weight", vocab, width, role=role, note=note)
 
     def head(
         self, name: str, vocab: AnyDim, width: AnyDim | None, *, tied_to: str | None, bias: bool | None = False

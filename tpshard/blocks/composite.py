@@ -24,7 +24,7 @@ LANGUAGE: tuple[Prefix, ...] = (
 )
 
 
-def language_config(c: Config, *names: str, model_type: str = "llama", tied: bool = False) -> Config:
+def language_config(c: Config, *names: str, model_type: str, tied: bool = False) -> Config:
     """The config of the language model that ``names`` (``text_config``) hold, else the whole where that counts layers.
 
     The head is tied where the whole or the part says so; ``tied`` is what the whole says by default.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tpshard.config import Config
 from tpshard.partition import AnyDim, Dim, Units
-from tpshard.table import Prefix, Table
+from tpshard.table import BEHIND_PADDING, Prefix, Table
 
 from .dense import attention, heads_of, mlp
 
@@ -60,16 +60,19 @@ def embeddings(
     positions: bool = True,
     types: bool = True,
     norm: str | None = "LayerNorm",
+    behind_padding: bool = False,
 ) -> None:
     """Words, positions and types of tokens, and the norm over their sum, below the module ``at``.
 
     ``offset`` is how many more positions the table has than the config says; without ``positions`` the model
-    has no table of them, without ``types`` none of types, with ``norm`` None no norm.
+    has no table of them, without ``types`` none of types, with ``norm`` None no norm; ``behind_padding`` says that
+    the first token's position is not 0 but that behind the padding token's id.
     """
     t.embedding(f"{at}.word_embeddings", vocab, width)
     if positions:
         count = c.count("max_position_embeddings", default=512) + offset
-        t.embedding(f"{at}.position_embeddings", count, width, role="position")
+        note = BEHIND_PADDING if behind_padding else ""
+        t.embedding(f"{at}.position_embeddings", count, width, role="position", note=note)
         t.tensor(f"{at}.position_ids", 1, None, role="buffer", optional=True)  # files before 2023
     if types and c.number("type_vocab_size", default=2):
         t.embedding(f"{at}.token_type_embeddings", c.count("type_vocab_size", default=2), width, role="position")

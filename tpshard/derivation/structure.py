@@ -81,6 +81,11 @@ class _Disk:
         """A mask of a parameter as masks of its tensors on disk; ``mask`` may have further dimensions in front."""
         shape = self.probe.parameters[parameter].shape
         front = mask.shape[: mask.dim() - len(shape)]
+        if len(self.parts.get(parameter, ())) == 1:  # as stored, which is usual
+            name, places, at = self.parts[parameter][0]
+            if shape == self.probe.shapes[name] and torch.equal(places, at):
+                yield name, mask
+                return
         flat = mask.reshape(*front, -1)
         for name, places, at in self.parts.get(parameter, ()):
             here = torch.zeros((*front, prod(self.probe.shapes[name])), dtype=torch.bool)

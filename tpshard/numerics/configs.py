@@ -12,6 +12,7 @@ from tpshard.listing import shown
 from tpshard.manifest import Manifest
 from tpshard.reports import Finding
 from tpshard.strictjson import parse_config
+from tpshard.table import BEHIND_PADDING
 
 WITHOUT_BEARING = frozenset(
     (
@@ -23,12 +24,6 @@ WITHOUT_BEARING = frozenset(
 
 _ABSENT = "absent"
 _OF_TOWERS = re.compile(r"vision|visual|image|audio|patch")  # tables of places in an image or a sound, not of tokens
-_AFTER_PADDING = frozenset(
-    ("roberta", "xlm-roberta", "xlm-roberta-xl", "roberta-prelayernorm", "camembert", "data2vec-text", "ibert", "xmod",
-     "longformer", "mpnet", "esm")
-)  # fmt: skip
-"""Models that count positions from behind the padding token's id (``create_position_ids_from_input_ids``)."""
-
 
 def raw_config(root: Path) -> dict[str, Any]:
     """The values in the ``config.json`` of ``root``, as they stand there.
@@ -129,7 +124,7 @@ def longest_sequence(root: Path, manifest: Manifest) -> int | None:
         value = values.get(key)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             limit = min(limit, value)
-    if values.get("model_type") in _AFTER_PADDING:
+    if any(note.text == BEHIND_PADDING for note in manifest.notes.values()):
         padding = values.get("pad_token_id")
         limit -= (padding if isinstance(padding, int) else 1) + 1
     return limit

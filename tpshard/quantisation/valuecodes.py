@@ -35,9 +35,9 @@ def table(dtype: str) -> Array:
     """The float32 of each of the 256 codes of a float of 8 bits."""
     code = np.arange(256)
     if dtype == "F8_E8M0":
-        exponents: Array = np.ldexp(np.float64(1), code - 127).astype(np.float32)
+        exponents = np.ldexp(np.float64(1), code - 127)
         exponents[255] = np.nan
-        return exponents
+        return np.asarray(exponents, np.float32)
     exponent_bits, mantissa_bits, bias = _FLOATS[dtype]
     exponent = (code >> mantissa_bits) & (2**exponent_bits - 1)
     mantissa = (code & (2**mantissa_bits - 1)) / 2**mantissa_bits
@@ -48,7 +48,7 @@ def table(dtype: str) -> Array:
     elif dtype == "F8_E4M3":
         found[[127, 255]] = np.nan
     else:
-        found = np.where(exponent == 31, np.where(mantissa > 0, np.nan, np.sign(found) * np.inf), found)
+        found = np.where(exponent == 31, np.where(mantissa > 0, np.nan, np.copysign(np.inf, found)), found)
     return np.asarray(found, np.float32)
 
 
@@ -111,7 +111,8 @@ def rounded(values: Array, dtype: str) -> Array:
         with np.errstate(over="ignore"):
             return values.astype(np.float16)
     bits = values.view(np.uint32)
-    out: Array = ((bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)).astype(np.uint16)
+    half = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    out: Array = ((bits + half) >> np.uint32(16)).astype(np.uint16)
     broken = np.isnan(values)
     if broken.any():
         out[broken] = 0x7FC0

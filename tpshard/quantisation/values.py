@@ -103,6 +103,10 @@ class Matrix:
         Raises:
             NoValueError: an order of inputs names a group that this holder has not.
         """
+        with np.errstate(all="ignore"):  # what is too large is infinite, as in every reference
+            return self._values(window, read)
+
+    def _values(self, window: Window, read: Read) -> Array:
         box = {dim: window.get(dim, (0, self.lengths[dim])) for dim in self.order}
         first, *others = self.parts
         out = self._codes(first, box, read)
