@@ -22,7 +22,8 @@ def table(c: Config) -> Table:
     t.embedding("@embeddings.word_embeddings", vocab, e.hidden)
     positions = "@embeddings.position_embeddings.weight"  # with rotary positions unused, and some files hold it still
     rotary = c.get("position_embedding_type", default="absolute") == "rotary"
-    t.tensor(positions, c.count("max_position_embeddings"), e.hidden, role="position", optional=rotary, note=BEHIND_PADDING)
+    most = c.count("max_position_embeddings")
+    t.tensor(positions, most, e.hidden, role="position", optional=rotary, note=BEHIND_PADDING)
     t.tensor("@embeddings.position_ids", 1, None, role="buffer", optional=True)  # files before 2023
     if c.flag("emb_layer_norm_before", default=False):
         layer_norms(t, ["@embeddings.layer_norm"], e.hidden)

@@ -102,7 +102,8 @@ def judge_part(part: Part, members: Sequence[Member], norms: Sequence[Member], t
     for member in others + [m for m in outs[1:] if m.main is not None and m.main.axes[0] == axis]:
         yield from _follows(member, out, axis, view, held)
     yield from ((m, f"{m.name} is whole on every rank, and {out.name} beside it is cut") for m in outs if not m.main)
-    yield from _counts(ins, axis, view, banked)
+    yield from _counts(ins, out, axis, view, banked)
+    yield from _halves(ins, axis)
     yield from _sizes(part, ins, out, banked)
     if banked == 1:  # else the units are the rows of every matrix
         yield from _sides(ins, out)
@@ -129,7 +130,9 @@ def _together(members: Sequence[Member]) -> list[Member]:
 
 
 def _union(one: Spans, other: Spans) -> Spans:
-    """Units that are in either, as few spans."""
+    """Units that are in either, as few spans where both are in order, else as they are."""
+    if list(one) != sorted(one) or list(other) != sorted(other):
+        return one + other
     out: list[tuple[int, int]] = []
     for start, stop in sorted((*one, *other)):
         if out and start <= out[-1][1]:
@@ -188,15 +191,16 @@ _PATTERNS: dict[str, tuple[tuple[int, int], ...]] = {  # streams a role may have
 }  # fmt: skip
 
 
-def _counts(ins: Sequence[Member], axis: Axis, view: str, banked: int) -> Iterator[Said]:
+def _counts(ins: Sequence[Member], out: Member, axis: Axis, view: str, banked: int) -> Iterator[Said]:
     """A fused matrix holds every stream that its role promises, once an expert in it: q, k and v, gate and up."""
     for member in ins:
         allowed = _PATTERNS.get(member.role.removeprefix("expert_").removeprefix("shared_"))
-        if allowed is None or member.main is None or member.is_grouped:
+        if allowed is None or member.main is None:
             continue
         streams = [stream for stream in member.main.held if stream.axis == axis]
         found = sum(s.view == view for s in streams), sum(s.view != view for s in streams)
-        if found not in [(a * banked, b * banked) for a, b in allowed]:
+        times = banked * _groups(member, out)
+        if found not in [(a * times, b * times) for a, b in allowed]:
             yield member, (
                 f"{member.name} ({member.role}) holds {found[0]} runs of {unit_noun(axis, view)} and "
                 f"{found[1]} others, where its role has {' or '.join(f'{a} and {b}' for a, b in allowed)}"
@@ -206,6 +210,25 @@ def _counts(ins: Sequence[Member], axis: Axis, view: str, banked: int) -> Iterat
             fault = _covers(member.main.held[stream], axis.views()[stream.view])
             if fault:
                 yield member, f"{member.name}: {unit_noun(axis, stream.view)} {fault} on no rank"
+
+
+def _groups(member: Member, out: Member) -> int:
+    """In how many groups ``out`` takes what ``member`` makes, each with a run of all units; 1 but for convolutions."""
+    if not (member.is_grouped and out.is_grouped):
+        return 1
+    return max(member.tensor.shape[0] // max(out.tensor.shape[1], 1), 1)
+
+
+def _halves(ins: Sequence[Member], axis: Axis) -> Iterator[Said]:
+    """Where the heads of a part are pairs, one of each half, they are so in q, k and v: all have a run a half."""
+    parts = [m for m in ins if m.role in ("q", "k", "v") and m.main is not None]
+    runs = {m.name: sum(stream.axis == axis for stream in m.main.held) for m in parts if m.main is not None}
+    for member in parts[1:]:
+        if runs[member.name] != runs[parts[0].name]:
+            yield member, (
+                f"{member.name} holds {runs[member.name]} runs of heads, where {parts[0].name} holds "
+                f"{runs[parts[0].name]}: heads are in pairs in all of q, k and v, or in none"
+            )
 
 
 def _covers(held: Sequence[Spans], count: int) -> str:
@@ -221,7 +244,7 @@ def _sizes(part: Part, ins: Sequence[Member], out: Member, banked: int) -> Itera
     """Head sizes and channel widths agree: q with k, v with o, gate and up with down."""
     taken = next(iter(out.main.sizes.values())) if out.main and not out.packed else 0
     # Where two have one role, the one in two dimensions counts: with three, heads may be a dimension of their own.
-    made = [m for m in sorted(ins, key=lambda m: len(m.tensor.shape) == 2) if m.main and not m.is_grouped]
+    made = [m for m in sorted(ins, key=lambda m: len(m.tensor.shape) == 2 or m.is_grouped) if m.main]
     sizes = {m.role.removeprefix("expert_").removeprefix("shared_"): m for m in made if not m.packed}
 
     def of(role: str) -> list[int]:
@@ -231,7 +254,9 @@ def _sizes(part: Part, ins: Sequence[Member], out: Member, banked: int) -> Itera
     pairs: list[tuple[str, list[int], str, list[int]]] = [("v", of("v"), "o", [taken])]
     pairs.append(("q", of("q"), "k", of("k")))
     if part.name != "attention" and part.name != "state space":
-        pairs += [(role, of(role), "down", [taken] * banked) for role in ("gate", "up")]
+        for role in ("gate", "up"):
+            times = banked * (_groups(sizes[role], out) if role in sizes else 1)
+            pairs.append((role, of(role), "down", [taken] * times))
         fused = of("gate_up")
         joined = [taken] * 2 * banked if len(fused) == 2 * banked else [2 * taken] * banked
         pairs.append(("gate_up", fused, "down", joined if fused else []))

@@ -20,6 +20,7 @@ from .batch import Batch, probes_needed
 from .budget import require_memory, tile_bytes
 from .configs import config_findings, longest_sequence
 from .coverage import Coverage
+from .dequantising import holders
 from .exact import Exact
 from .inputs import expert_counts, inputs_of, text_ids
 from .judge import FREE, Judge
@@ -32,7 +33,7 @@ from .participant import Participant
 from .points import added_once, met_as, points_of, replicated
 from .promoting import float64_by_default
 from .skeleton import Skeleton
-from .stores import TILE_BYTES, native_dtype, rank_store, source_store
+from .stores import TILE_BYTES, native_dtype
 from .ways import LOCAL
 
 ULP = {torch.float64: 2.0**-52, torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10}
@@ -61,20 +62,21 @@ class LockstepRun:
 
     def __init__(self, level: str, shards: Shards, source: Source, terms: Terms) -> None:
         self.level, self.shards, self.source, self.terms = level, shards, source, terms
-        self.manifest, self.tp_size = shards.manifest, shards.manifest.tp_size
+        held = holders(shards, source)
+        self.manifest, self.tp_size = held.manifest, shards.manifest.tp_size
         self.shapes = {tensor.name: tensor.shape for tensor in self.manifest.tensors}
         trusted, dtype = terms.trust_remote_code, terms.dtype
         reference = Skeleton(source.root, self.shapes, dtype, trust_remote_code=trusted)
         ranked = Skeleton(shards.root, self.shapes, dtype, trust_remote_code=trusted)
         self.skeletons = [reference, *(copy.deepcopy(ranked) for _ in range(self.tp_size - 1)), ranked]
         scratch = Scratch()
-        self.stores = [source_store(source, scratch), *(rank_store(shards, r, scratch) for r in range(self.tp_size))]
+        self.stores = [held.source_store(scratch), *(held.rank_store(r, scratch) for r in range(self.tp_size))]
         config = reference.model.config.get_text_config()
         text = None if terms.text is None else text_ids(source.root, terms.text)
         if text is not None:
             text = text[: longest_sequence(source.root, self.manifest)]
         tokens = terms.tokens if text is None else len(text)
-        self.notes: list[str] = []
+        self.notes: list[str] = list(held.notes)
         pictured = pictures(reference) if terms.pictures else 0
         if text is None and 0 < pictured <= MOST_PICTURED:
             tokens = max(tokens, pictured + min(tokens, 8))

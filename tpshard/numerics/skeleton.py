@@ -327,7 +327,7 @@ def model_class(config: Any, root: Path, trust_remote_code: bool) -> Any:
 
 
 def _built(root: Path, compute: torch.dtype, trust_remote_code: bool) -> tuple[Any, str]:
-    config = read_config(root, trust_remote_code)
+    config = _unquantised(read_config(root, trust_remote_code))
     cls = model_class(config, root, trust_remote_code)
     problem: Exception | None = None
     for attention in ("sdpa", "eager"):
@@ -345,6 +345,15 @@ def _built(root: Path, compute: torch.dtype, trust_remote_code: bool) -> tuple[A
         model.config.use_cache = False
         return told_cpu(model), attention
     raise UnsupportedError(f"{shown(root)}: {cls.__name__} cannot be built: {_short(problem)}")
+
+
+def _unquantised(config: Any) -> Any:
+    """The config without its quantisation: the model is run on the values that the quantised tensors stand for."""
+    for holder in (config, getattr(config, "text_config", None)):
+        for key in ("quantization_config", "compression_config"):
+            if getattr(holder, key, None) is not None:
+                delattr(holder, key)
+    return config
 
 
 def _remote_class(config: Any, root: Path) -> Any:

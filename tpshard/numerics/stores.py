@@ -21,8 +21,10 @@ from tpshard.intervals import Runs
 from tpshard.layout import Cut
 from tpshard.openfiles import OpenFiles
 from tpshard.planning import Placed
+from tpshard.quantisation.methods import quantisation_of
 from tpshard.shards import Shards
 from tpshard.source import Source
+from tpshard.traffic import COMPUTED
 
 from .memory import Scratch
 
@@ -277,12 +279,18 @@ def rank_store(shards: Shards, rank: int, scratch: Scratch | None = None) -> Sto
 def native_dtype(source: Source) -> tuple[torch.dtype, int]:
     """The floating dtype of most of the source's bytes, and the bytes of one element.
 
+    Of a quantised source, of most of what is not quantised: scales and norms are in what it was made to compute in.
+
     Raises:
         UnsupportedError: it is none to compute in.
     """
     sizes: dict[str, int] = {}
+    is_quantised = quantisation_of(source.config) is not None
     for _, info in source.tensors():
-        sizes[info.dtype] = sizes.get(info.dtype, 0) + info.nbytes
+        if not is_quantised or info.dtype in COMPUTED:
+            sizes[info.dtype] = sizes.get(info.dtype, 0) + info.nbytes
+    if not sizes:
+        raise UnsupportedError("all of the weights are quantised, so no dtype to compute in is known; verify by bytes")
     most = max(sizes, key=lambda name: sizes[name])
     dtype = DTYPES.get(most)
     if dtype is None or not dtype.is_floating_point:

@@ -133,7 +133,8 @@ def matrix_of(
             continue
         form = form_of(member, tensor, packed, rule)
         stored = cuts[name].shapes[rank]
-        if form is None or stored is None or implied(form, lengths, stored, rule, packed.order) != stored:
+        due = () if form is None else _uncut(form, packed)
+        if form is None or stored is None or implied(due, lengths, stored, rule, packed.order) != stored:
             raise DamagedError(
                 f"{short(name)} of rank {rank} has the shape {list(stored or ())}, which is not that of its part of "
                 f"{short(packed.weight.name)}, {list(shape)}; split again"
@@ -155,6 +156,13 @@ def matrix_of(
         if any(isinstance(e, Parts) and e.dim == number for part in parts for e in part.form)
     }
     return Matrix(packed.weight.name, packed.order, lengths, tuple(parts), formula, fused, groups if has_order else ())
+
+
+def _uncut(form: Form, packed: Packed) -> Form:
+    """The form on a rank: what is whole on every rank has the length of the whole."""
+    return tuple(
+        entry.length(packed.lengths[entry.dim]) if isinstance(entry, Of) and not entry.cut else entry for entry in form
+    )
 
 
 def _lacks_zeros(packed: Packed) -> bool:
