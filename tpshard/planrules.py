@@ -256,6 +256,8 @@ def _judge_shared(book: _Book, part: Part, scopes: dict[str, list[Member]]) -> N
         scopes.pop("", None)
     elif shared:
         scopes[""] = [m for m in outside if m not in shared]
+    for scope in [s for s, found in scopes.items() if all(m.role.removesuffix("_bias") in part.each for m in found)]:
+        shared += scopes.pop(scope)  # a table that is kept under a number of its own (UDOP's)
     for member in shared:
         met = [found for found in scopes.values() if _axes(found) & _axes([member])]
         said = [f"{member.name} stands alone: no layer's {part.name} has anything along its axis"] if not met else []

@@ -15,9 +15,13 @@ import torch
 
 from tpshard.checkpoint import place_source
 from tpshard.degrees import axes_of
+from tpshard.errors import DamagedError
+from tpshard.layout import Cut, cut_dims
+from tpshard.listing import shown
 from tpshard.manifest import Manifest
+from tpshard.matching import Logical
 from tpshard.planning import Placed
-from tpshard.quantised import Quantised, quantised
+from tpshard.quantised import DTYPE, Quantised, quantised
 from tpshard.shards import Shards
 from tpshard.source import Source
 
@@ -86,17 +90,64 @@ class Holders:
 
     def source_store(self, scratch: Scratch) -> Store:
         """The source's tensors, each whole."""
+        store = source_store(self.source, scratch)
         if self.whole is None:
-            return source_store(self.source, scratch)
-        placed = place_source(self.source)
-        layout = replace(self.manifest, dims=_uncut(self.manifest), tp_size=1).layout
-        parts = _parts(source_store(self.source), self.whole, layout.stored, 0)
+            return store
+        cuts = {name: cut_dims(dims, 1) for name, dims in self.whole.dims.items()}
         paths = [self.source.root / file.name for file in self.source.files]
-        return DequantisingStore(paths, parts, self.whole, placed, 0, scratch)
+        parts = _with_matrices(store.parts, self.whole, cuts, 0)
+        return DequantisingStore(paths, parts, self.whole, place_source(self.source), 0, scratch)
 
     def rank_store(self, rank: int, scratch: Scratch) -> Store:
         """What one rank stores."""
+        store = rank_store(self.shards, rank, scratch)
         if self.cut is None:
-            return rank_store(self.shards, rank, scratch)
-        parts = _parts(rank_store(self.shards, rank), self.cut, self.manifest.layout.stored, rank)
+            return store
+        cuts = {name: cut_dims(dims, self.manifest.tp_size) for name, dims in self.cut.dims.items()}
+        parts = _with_matrices(store.parts, self.cut, cuts, rank)
         return DequantisingStore(self.shards.paths(), parts, self.cut, self.shards.placed, rank, scratch)
+
+
+def holders(shards: Shards, source: Source) -> Holders:
+    """Source and ranks, with quantised matrices as their values where the source's config declares any.
+
+    Raises:
+        UnsupportedError: no formula is known for a format.
+        DamagedError: the configs of source and shards do not declare the same matrices.
+    """
+    manifest = shards.manifest
+    aliases, unknown = manifest.aliases, any(note.role == "unknown" for note in manifest.notes.values())
+    tensors = [Logical(info.name, info.dtype, info.shape) for _, info in source.tensors()]
+    whole = quantised(source.config, tensors, aliases=aliases, copy_unknown=unknown)
+    config = raw_config(shards.root)
+    axes = axes_of(manifest.dims)
+    cut = quantised(config, manifest.tensors, aliases=aliases, axes=axes, copy_unknown=unknown)
+    if whole is None or cut is None or whole.packed.keys() != cut.packed.keys():
+        if whole is None and cut is None:
+            return Holders(shards, source, manifest, None, None)
+        raise DamagedError(
+            f"{shown(shards.root / 'config.json')} does not declare the quantised matrices that the source's does; "
+            "restore it from the source"
+        )
+    kept = {tensor.name for tensor in cut.tensors} - cut.packed.keys()
+    logical = replace(
+        manifest,
+        tensors=cut.tensors,
+        dims={name: dims for name, dims in manifest.dims.items() if name in kept} | dict(cut.dims),
+        notes={name: note for name, note in manifest.notes.items() if name in kept} | dict(cut.notes),
+    )
+    names = sorted({packed.format.name for packed in cut.packed.values()})
+    note = f"{len(cut.packed)} matrices ({', '.join(names)}) were run as the values of what each rank stores of them"
+    return Holders(shards, source, logical, whole, cut, (note,))
+
+
+def _with_matrices(
+    stored: Mapping[str, Part], found: Quantised, cuts: Mapping[str, Cut], rank: int
+) -> dict[str, Part]:
+    """The parts of the tensors that the model knows."""
+    parts = {tensor.name: stored[tensor.name] for tensor in found.tensors if tensor.name in stored}
+    for name, cut in cuts.items():
+        parts.pop(name, None)  # values in the matrix's own shape have its name
+        if cut.shapes[rank] is not None:
+            parts[name] = Part(name, DTYPE, -1, 0, cut, rank)
+    return parts

@@ -127,7 +127,9 @@ class Judge:
         total = torch.zeros_like(reference)
         owned = torch.zeros(reference.shape[-1], dtype=torch.bool)
         for rank, arrival in enumerate(arrivals[1:]):
-            value = self._without_copies(point, rank, arrival, reference, owned)
+            value: torch.Tensor = arrival.values[0]
+            if point.repeats:
+                value = self._without_copies(point, rank, arrival, reference, owned)
             if value.shape == total.shape and (arrival.parts is None or arrival.parts.shape[0] != value.shape[-1]):
                 total += value  # it came zero-padded
                 continue

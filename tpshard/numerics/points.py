@@ -33,7 +33,8 @@ class Point:
     or, the last, which inputs (``needs_sum``); "" for other kinds. ``operand`` is the module's own parameter
     whose product is summed, where that is not its output (see :mod:`.operands`). ``passing`` are parameters of
     experts beside which others pass their input on (see :mod:`.passing`). A ``fallback`` is a point only where none
-    below it was passed: a head that multiplies with its children's matrices itself.
+    below it was passed: a head that multiplies with its children's matrices itself. ``repeats``: whether ranks may
+    bring copies to a gather, of KV heads that they share; of anything else each index is on one rank.
     """
 
     path: str
@@ -43,6 +44,7 @@ class Point:
     operand: str = ""
     passing: tuple[str, ...] = ()
     fallback: bool = False
+    repeats: bool = False
 
     @property
     def block(self) -> str:
@@ -94,7 +96,7 @@ def points_of(skeleton: Skeleton, manifest: Manifest) -> dict[str, Point]:
                     found[before] = Point(before, "needs_sum", name)
         elif any(note.text == NEEDS_GATHER for note in notes):
             marked = next(name for name, note in zip(names, notes, strict=True) if note.text == NEEDS_GATHER)
-            found[path] = Point(path, "gather", marked)
+            found[path] = Point(path, "gather", marked, repeats=_is_shared(manifest, marked))
         elif any(note.text == NEEDS_SUM for note in notes):
             marked = next(name for name, note in zip(names, notes, strict=True) if note.text == NEEDS_SUM)
             found[path] = Point(path, "needs_sum", marked)
@@ -103,6 +105,12 @@ def points_of(skeleton: Skeleton, manifest: Manifest) -> dict[str, Point]:
         elif not roles & (COLUMN | PREDICTION | HEAD | INSIDE) and roles != {"buffer"} and leaf:
             found[path] = Point(path, "replicated")
     return found
+
+
+def _is_shared(manifest: Manifest, name: str) -> bool:
+    """Whether a tensor's rows are along units of which several ranks may need one: KV heads, fewer than the ranks."""
+    segments = manifest.dims[name][0].segments
+    return any(s.axis is not None and s.axis.views()[s.view] < max(s.axis.views().values()) for s in segments)
 
 
 def _operand(skeleton: Skeleton, manifest: Manifest, path: str) -> str:
