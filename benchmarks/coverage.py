@@ -91,6 +91,8 @@ def main() -> None:
     parser.add_argument("--tasks", default=",".join(TASKS), help="Of " + ", ".join(TASKS))
     parser.add_argument("--only", action="append", default=[], help="This model type alone; may be repeated.")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--without-variants", action="store_true", help="Leave out structural variants.")
+    parser.add_argument("--resume", action="store_true", help="Leave out what the JSON has already.")
     parser.add_argument("--without-peer", action="store_true", help="Leave out transformers' own tensor parallelism.")
     parser.add_argument("--dry-run", action="store_true", help="Print the page and write nothing.")
     options = parser.parse_args()
@@ -99,10 +101,13 @@ def main() -> None:
     before: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {"rows": [], "peer": {}}
     rows = {(r["task"], r["model_type"], r["variant"]): r for r in before["rows"]}
     jobs = jobs_of(tasks, options.only)
+    todo = [job for job in jobs if not (options.without_variants and job[2]) and not (options.resume and job in rows)]
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(options.processes, context, max_tasks_per_child=40) as pool:
-        for job, row in zip(jobs, pool.map(checked, jobs), strict=True):
+        for job, row in zip(todo, pool.map(checked, todo), strict=True):
             rows[job] = row
+            if not options.dry_run:
+                _keep(kept, rows, before["peer"])
             state = "; ".join(row["problems"])[:150] or (row.get("unsupported") or "clean")[:150]
             print(f"{' '.join(filter(None, job))}: {state}", file=sys.stderr, flush=True)
     peer = dict(before["peer"])
@@ -113,13 +118,17 @@ def main() -> None:
         for tp_size in (2, 4):
             found = measured(names, tp_size, lambda line: print(line, file=sys.stderr, flush=True))
             peer[str(tp_size)] = peer.get(str(tp_size), {}) | found
-    results = {"rows": list(rows.values()), "peer": peer}
-    text = page(json.loads(json.dumps(results)))
+    text = page(json.loads(json.dumps({"rows": list(rows.values()), "peer": peer})))
     if options.dry_run:
         print(text)
         return
-    kept.write_text(json.dumps(results, indent=1) + "\n")
+    _keep(kept, rows, peer)
     (ROOT / "docs" / "coverage.md").write_text(text)
+
+
+def _keep(path: Path, rows: dict[tuple[str, str, str], Any], peer: dict[str, Any]) -> None:
+    """Write what has been measured so far, so that a run that is ended can be resumed."""
+    path.write_text(json.dumps({"rows": list(rows.values()), "peer": peer}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

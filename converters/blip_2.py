@@ -23,7 +23,7 @@ VISION = {  # the tower's model type
 _QFORMER = {"vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
             "intermediate_size": 3072, "max_position_embeddings": 512, "cross_attention_frequency": 2,
             "encoder_hidden_size": 1408}  # fmt: skip
-USUAL = {name: _QFORMER for name in ("blip_2_qformer", "instructblip_qformer", "instructblipvideo_qformer")}
+USUAL = dict.fromkeys(("blip_2_qformer", "instructblip_qformer", "instructblipvideo_qformer"), _QFORMER)
 MODEL_TYPES = (*VISION, "blip_2_qformer", "instructblip_qformer", "instructblipvideo_qformer")
 LANGUAGE = tuple((f"language_model.{inner}", "language_model.") for inner in ("model.decoder.", "model.", ""))
 

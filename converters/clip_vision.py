@@ -2,7 +2,8 @@
 
 CLIP has a class token and a norm before the layers. SigLIP may pool by attention at the end (``head``), which files
 made for language models leave out. Heads and channels are cut, patches and positions whole.
-Source: transformers ``models/{clip,siglip,siglip2,idefics2,idefics3,smolvlm,video_llama_3,paddleocr_vl,janus}``.
+Source: transformers ``models/{clip,siglip,siglip2,idefics2,idefics3,smolvlm,video_llama_3,paddleocr_vl,janus}``,
+``models/{altclip,granite_docling,kosmos2,minicpm_ocr,minicpmv4_6,minicpmv4_7}``.
 """
 
 from __future__ import annotations
@@ -30,11 +31,19 @@ USUAL = {
     "video_llama_3_vision": _SIGLIP,
     "paddleocr_vl_vision": {**_CLIP, "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27,
                             "num_attention_heads": 16, "image_size": 384, "patch_size": 14},
+    "granite_docling_vision": {**_SIGLIP, "image_size": 512},
+    "minicpm_ocr_vision": _SIGLIP,
+    "minicpmv4_6_vision": _SIGLIP,
+    "minicpmv4_7_vision": _SIGLIP,
+    "kosmos_2_vision_model": {**_CLIP, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24,
+                              "num_attention_heads": 16, "patch_size": 14},
+    "altclip_vision_model": _CLIP,
     "janus_vision_model": {**_CLIP, "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
                            "image_size": 384, "patch_size": 16, "mlp_ratio": 4.0},
 }  # fmt: skip
 MODEL_TYPES = tuple(USUAL)
-CLASS_TOKEN = ("chinese_clip_vision_model", "clip_vision_model", "owlvit_vision_model")
+CLASS_TOKEN = ("altclip_vision_model", "chinese_clip_vision_model", "clip_vision_model", "kosmos_2_vision_model",
+               "owlvit_vision_model")  # fmt: skip
 
 
 def table(c: Config) -> Table:

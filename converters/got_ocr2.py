@@ -1,4 +1,4 @@
-"""GOT-OCR 2: SAM's tower, whose patches convolutions join, and a Qwen2.
+"""GOT-OCR 2 and PP-Chart2Table: SAM's tower, whose patches convolutions join, and a Qwen2.
 
 The tower's q, k, v are three blocks of one matrix. Its tables of relative positions are the same for all heads, and
 so whole, as are its neck and the convolutions of the projector.
@@ -15,19 +15,18 @@ from tpshard.registry import part_of
 from tpshard.table import Table
 
 FAMILY = "got_ocr2"
-MODEL_TYPES = ("got_ocr2", "got_ocr2_vision")
-USUAL = {
-    "got_ocr2_vision": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "mlp_dim": 3072,
-                        "output_channels": 256, "num_channels": 3, "image_size": 1024, "patch_size": 16},
-}  # fmt: skip
+_VISION = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "mlp_dim": 3072,
+           "output_channels": 256, "num_channels": 3, "image_size": 1024, "patch_size": 16}  # fmt: skip
+USUAL = {"got_ocr2_vision": _VISION, "pp_chart2table_vision": _VISION}
+MODEL_TYPES = ("got_ocr2", "got_ocr2_vision", "pp_chart2table", "pp_chart2table_vision")
 CONVOLUTION = "convolutions over patches, small beside the rest"
 
 
 def table(c: Config) -> Table:
-    if c.model_type == "got_ocr2_vision":
+    if c.model_type in USUAL:
         return _tower(c)
     text = language_config(c, "text_config", model_type="qwen2", tied=True)
-    tower = part_of(c, "vision_config", model_type="got_ocr2_vision")
+    tower = part_of(c, "vision_config", model_type=f"{c.model_type}_vision")
     hidden, out = text.count("hidden_size"), tower.count("output_channels")
 
     t = Table(0, prefixes=MODEL)

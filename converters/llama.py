@@ -21,6 +21,8 @@ USUAL = {
     "emu3_text_model": {**_MISTRAL, "vocab_size": 184622},
     "granite": _LLAMA,
     "granite4_vision_text": _LLAMA,
+    "granite_docling_text": {"vocab_size": 133800, "hidden_size": 1024, "intermediate_size": 2048,
+                             "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 4},
     "llama": _LLAMA,
     "ministral3": {**_MISTRAL, "vocab_size": 131072, "num_hidden_layers": 34},
     "mistral": _MISTRAL,
@@ -39,7 +41,7 @@ MODEL_TYPES = (
 )  # fmt: skip
 
 # Unless the config says otherwise:
-TIED = ("ernie4_5", "paddleocr_vl_text", "smollm3")
+TIED = ("ernie4_5", "granite_docling_text", "paddleocr_vl_text", "smollm3")
 QKV_BIAS = ("qwen2", "qwen2_vl_text", "qwen2_5_omni_text", "qwen2_5_vl_text", "seed_oss")  # the output matrix has none
 HEADS_OF_128 = ("ernie4_5", "internlm3", "iquestcoder", "ministral3", "paddleocr_vl_text", "seed_oss")
 

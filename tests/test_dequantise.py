@@ -337,7 +337,7 @@ def test_a_ranks_values_are_its_slice_of_the_wholes(
     assert whole is not None and cut is not None
     assert len(cut.packed) == len(own)
     files = OpenFiles([source.source.root / file.name for file in source.source.files], [False])
-    read = BoxReader(files, extents_of(source.placed, 0))
+    read = BoxReader(files.read, extents_of(source.placed, 0))
     values = {name: matrix.values({}, read) for name, matrix in whole.matrices(source.placed, 0).items()}
     if name.startswith(READ_EXACTLY) and scheme.config.get("checkpoint_format") != "gptq_v2":
         for module, expected in own.items():
@@ -345,7 +345,7 @@ def test_a_ranks_values_are_its_slice_of_the_wholes(
             same(found.T if model["model_type"] == "gpt2" else found, expected)
     ranks = OpenFiles(shards.paths(), [False] * tp_size)
     for rank in range(tp_size):
-        read = BoxReader(ranks, extents_of(shards.placed, rank))
+        read = BoxReader(ranks.read, extents_of(shards.placed, rank))
         for of, matrix in cut.matrices(shards.placed, rank).items():
             found = matrix.values({}, read)
             held = [dim_indices(dim, tp_size, rank) for dim in cut.dims[of]]
@@ -384,7 +384,7 @@ def test_a_box_of_a_stored_tensor(tmp_path: Path, data: Any, shape: list[int], d
     bounds = tuple((a, data.draw(st.integers(a + 1, length))) for a, length in zip(low, shape, strict=True))
     files = OpenFiles([tmp_path / "file"], [False])
     part = StoredPart("x", Member("", "scale", ()), (), dtype, tuple(shape))
-    found = BoxReader(files, {"x": Extent("x", 0, 6, held.nbytes)})(part, bounds)
+    found = BoxReader(files.read, {"x": Extent("x", 0, 6, held.nbytes)})(part, bounds)
     files.close()
     assert found.dtype == kind
     assert found.tobytes() == held[tuple(slice(*pair) for pair in bounds)].tobytes()

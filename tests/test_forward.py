@@ -28,6 +28,7 @@ from tpshard.source import open_source  # noqa: E402
 from tpshard.verdicts import LevelVerdict  # noqa: E402
 
 FLOOR = 1e-14  # fp64, teacher forced, on models this small
+SHORT = 4  # tokens, as many as an image of the tiny gemma3 takes: none is left for text, so no image is given
 LANGUAGE = [name for name in tiny_models.MODELS if name != "gemma3"]
 
 
@@ -161,19 +162,30 @@ def test_shards_of_another_model_are_refused(case: Case, tmp_path: Path) -> None
 
 
 def test_too_little_coverage_is_a_failure_unless_allowed(tiny: Any, tmp_path: Path) -> None:
-    """The vision tower is not run by token ids: its tensors are compared by bytes, and that is said."""
+    """A text too short for an image leaves the vision tower unrun: it is compared by bytes, and that is said."""
     shards = Sharded(tiny("gemma3"), tmp_path, 2)
-    verdict = shards.verify()
+    verdict = shards.verify(tokens=SHORT)
     assert verdict.verdict == "failed"
     assert verdict.coverage is not None
     assert 0.5 < verdict.coverage < 1
     assert all("vision" in name or "multi_modal" in name for name in verdict.unreached)
     assert "did not reach" in verdict.findings[0].message
-    sound(shards.verify(min_coverage=0.7))
+    sound(shards.verify(tokens=SHORT, min_coverage=0.7))
     name = next(name for name in verdict.unreached if "vision" in name)
     shards.change(1, name, lambda value: value * 2)
-    wrong = shards.verify(min_coverage=0.7)
+    wrong = shards.verify(tokens=SHORT, min_coverage=0.7)
     assert [finding.tensor for finding in wrong.findings] == [name.rpartition(".")[0]]
+
+
+def test_a_tower_is_run_on_an_image(tiny: Any, tmp_path: Path) -> None:
+    """A model that reads images among text is given one: all of it is reached, and a fault of its tower shows."""
+    shards = Sharded(tiny("gemma3"), tmp_path, 2)
+    verdict = shards.verify()
+    sound(verdict)
+    assert verdict.coverage == 1.0 and verdict.unreached == []
+    name = next(n for n in open_shards(shards.root).manifest.notes if "vision" in n and n.endswith("out_proj.weight"))
+    shards.change(1, name, flip_lowest_bit(0, 0))
+    assert points(shards.verify())[0].endswith("self_attn.out_proj")
 
 
 @pytest.mark.parametrize(

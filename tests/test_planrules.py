@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tpshard.degrees import largest_degree
 from tpshard.intervals import Run, Runs
-from tpshard.partition import Dim, Heads, Partition, Units, partition, replicated
+from tpshard.partition import Dim, Heads, Padded, Partition, Units, partition, replicated
 from tpshard.plancuts import Planned
 from tpshard.planrules import Judged, judge
 from tpshard.registry import table_for
@@ -60,7 +60,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "bert": {**MHA, "model_type": "bert", "max_position_embeddings": 64},
     "starcoder2": {**MHA, "model_type": "starcoder2", "num_key_value_heads": 2},
+    "squeezebert": {**MHA, "model_type": "squeezebert", "max_position_embeddings": 64, "embedding_size": 32},
 }  # fmt: skip
+SQUEEZED = Units("ffn", 6, noun="feed-forward channels of every group")
 
 
 def names(table: Table, pattern: str) -> Iterator[str]:
@@ -247,6 +249,48 @@ def mqa_qkv_in_blocks_of_rows(plan: Plan) -> None:
     cut(plan, "query_key_value.weight", lambda rank, old: [(rank * 20, rank * 20 + 20)])
 
 
+def q_in_halves(plan: Plan) -> None:
+    retabled(plan, "q_proj.weight", 4, Heads("heads", 8, 4).query(3) * 2, replicated(48))
+
+
+def k_in_halves(plan: Plan) -> None:
+    retabled(plan, "k_proj.weight", 4, Heads("heads", 8, 4).kv(3) * 2, replicated(48))
+
+
+def v_in_halves(plan: Plan) -> None:
+    retabled(plan, "v_proj.weight", 4, Heads("heads", 8, 4).kv(3) * 2, replicated(48))
+
+
+def head_along_its_own_axis(plan: Plan) -> None:
+    retabled(plan, "lm_head.weight", 4, Padded("rows of the head", 101).each(), replicated(48))
+
+
+def head_along_the_channels(plan: Plan) -> None:
+    retabled(plan, "lm_head.weight", 4, Units("ffn", 40, noun="feed-forward channels").each(), replicated(48))
+
+
+def groups_forgotten(plan: Plan) -> None:
+    retabled(plan, "intermediate.conv1d.weight", 2, SQUEEZED.each(4), replicated(8), replicated(1))
+
+
+def groups_of_another_number(plan: Plan) -> None:
+    retabled(plan, "intermediate.conv1d.weight", 2, SQUEEZED.each(2) * 2, replicated(8), replicated(1))
+
+
+def second_output_in_another_order(plan: Plan) -> None:
+    for name in [name for name in plan if name.endswith("o_proj.weight")]:
+        second = name.replace("o_proj", "second_proj")
+        plan[second] = plan[name]._replace(name=second)
+        cut(plan, second, reversed_units(6), 1)
+
+
+def second_output_whole(plan: Plan) -> None:
+    for name in [name for name in plan if name.endswith("o_proj.weight")]:
+        second = name.replace("o_proj", "second_proj")
+        plan[second] = plan[name]._replace(name=second)
+        retabled(plan, second, 4, replicated(48), replicated(48))
+
+
 WRONG: list[tuple[Callable[[Plan], None], str, dict[str, Any], int, str]] = [
     (kv_modulo, "llama", {}, 8, "meet kv heads"),
     (q_strided, "llama", {"num_key_value_heads": 8}, 4, "query heads 0:1 4:5"),
@@ -268,6 +312,15 @@ WRONG: list[tuple[Callable[[Plan], None], str, dict[str, Any], int, str]] = [
     (norm_left_whole, "olmo2", {}, 4, "must be cut along, and its statistics summed"),
     (norm_between_v_and_o, "llama", {}, 4, "must be cut along, and its statistics summed"),
     (mqa_qkv_in_blocks_of_rows, "falcon-7b", {}, 4, "query_key_value.weight"),
+    (q_in_halves, "llama", {}, 4, "heads are in pairs in all of q, k and v, or in none"),
+    (k_in_halves, "llama", {}, 4, "heads are in pairs in all of q, k and v, or in none"),
+    (v_in_halves, "llama", {}, 4, "heads are in pairs in all of q, k and v, or in none"),
+    (head_along_its_own_axis, "llama", {}, 4, "of as many rows, along"),
+    (head_along_the_channels, "llama", {"vocab_size": 40}, 4, "an axis of layers and no vocabulary"),
+    (groups_forgotten, "squeezebert", {}, 2, "holds 1 runs of feed-forward channels"),
+    (groups_of_another_number, "squeezebert", {}, 2, "holds 2 runs of feed-forward channels"),
+    (second_output_in_another_order, "llama", {}, 4, "second_proj.weight: rank 0 holds query heads 1:2 0:1"),
+    (second_output_whole, "llama", {}, 4, "second_proj.weight is whole on every rank"),
 ]
 
 

@@ -30,8 +30,9 @@ from .plancuts import (
     tiling_fault,
     unit_noun,
 )
-from .planparts import Member, judge_vocabulary
+from .planparts import Member
 from .planrules import LEVEL
+from .planvocabulary import judge_vocabulary
 from .reports import Finding
 from .roles import COLUMN, ROW, VOCABULARY
 from .table import ADDED_ONCE, NEEDS_SUM

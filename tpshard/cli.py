@@ -145,6 +145,10 @@ def plan(path: str, tp_sizes: list[int], even: bool, base: str | None, copy_unkn
     "--digest", type=click.Choice(["xxh3_128", "sha256", "none"]), default="xxh3_128", show_default=True,
     help="Digest of every tensor, kept in the manifest.",
 )  # fmt: skip
+@click.option(
+    "--dequantize", type=click.Choice(["bf16", "fp16", "fp32"]),
+    help="Cut the values of quantised matrices, in this dtype: any degree, and merge gives those.",
+)  # fmt: skip
 @table_option
 @_base
 @_unknown
@@ -158,16 +162,22 @@ def plan(path: str, tp_sizes: list[int], even: bool, base: str | None, copy_unkn
 @_writing
 @json_option
 def split(
-    source: str, output: str, tp_size: int, even: bool, max_file_size: int | None, digest: str, base: str | None,
-    copy_unknown: bool, levels: tuple[str, ...], compute: str | None, mode: str | None, tokens: int | None,
-    min_coverage: float | None, device: str, trust_remote_code: bool, gates_file: str | None, keep_failed: bool,
-    card: bool, as_json: bool, **moving: Any,
+    source: str, output: str, tp_size: int, even: bool, max_file_size: int | None, digest: str,
+    dequantize: str | None, base: str | None, copy_unknown: bool, levels: tuple[str, ...], compute: str | None,
+    mode: str | None, tokens: int | None, min_coverage: float | None, device: str, trust_remote_code: bool,
+    gates_file: str | None, keep_failed: bool, card: bool, as_json: bool, **moving: Any,
 ) -> None:  # fmt: skip
     """Cut the checkpoint SRC (a directory or hub id[@revision]) into one file a rank."""
     options = options_of(moving, algorithm="" if digest == "none" else digest)
     how: dict[str, Any] = {
         "even": even, "copy_unknown": copy_unknown, "max_file_bytes": max_file_size or 0, "base": base,
+        "dequantize": dequantize,
     }  # fmt: skip
+    if levels and dequantize is not None:
+        raise UsageError(
+            "--verify compares with the source, whose bytes are not those of its values: leave it away with "
+            "--dequantize, and verify OUT against what tpshard merge makes of it"
+        )
     if not levels:
         from .convert import split as convert
 

@@ -50,6 +50,7 @@ def split(
     copy_unknown: bool = False,
     max_file_bytes: int = 0,
     base: str | os.PathLike[str] | None = None,
+    dequantize: str | None = None,
     options: Options = DEFAULTS,
 ) -> Conversion:
     """Cut a Hugging Face checkpoint into one file a rank.
@@ -58,18 +59,25 @@ def split(
     unequal ranks is refused; with ``copy_unknown`` tensors that no rule knows are kept whole on every
     rank. ``max_file_bytes`` numbers a rank's file into parts of at most that size. With ``base`` it is the
     PEFT LoRA adapter in ``source`` that is cut, as that base model is: its directory, shards of it, or a
-    directory with its config.json alone.
+    directory with its config.json alone. With ``dequantize`` (``bf16``, ``fp16``, ``fp32``) quantised matrices
+    are cut as their values in that dtype, at degrees that their groups forbid as well; see :mod:`.dequantise`.
 
     Raises:
         UsageError: a degree below 1, or output and source overlap.
-        UnsupportedError: unknown model or tensor, or a degree that the model cannot take.
+        UnsupportedError: unknown model or tensor, or a degree that the model cannot take; nothing to dequantise.
         DamagedError: the source is damaged, incomplete, or contradicts itself.
         StorageError: no space, no permission, a device error.
     """
     target = given_path(output, "the output")
     checkpoint = open_given(source, base=base, copy_unknown=copy_unknown)
+    check_separate(checkpoint.source.root, target)
+    values = None
+    if dequantize is not None:
+        from .dequantise import dequantised
+
+        values = dequantised(checkpoint, dequantize)
+        checkpoint = values.checkpoint
     opened = checkpoint.source
-    check_separate(opened.root, target)
     check_degree(tp_size, checkpoint.axes, even=even)
     notes, dims, aliases = checkpoint.notes(), checkpoint.matched.dims, checkpoint.aliases()
     headed = place_native(cut_layout(checkpoint.tensors, dims, tp_size), max_file_bytes)
@@ -86,6 +94,8 @@ def split(
 
     def ending(outcome: Outcome, sides: tuple[SideFile, ...]) -> Ending:
         opened.check_unchanged()
+        if values is not None:
+            sides = values.with_config(sides)
         if any(side.path == opened.config_name and side.sha256 != config_sha256 for side in sides):
             raise DamagedError(
                 f"{shown(opened.root / opened.config_name)} has changed since it was read. Wait until nothing writes "
@@ -106,6 +116,7 @@ def split(
                 tp_size, checkpoint.tensors, dims, notes, aliases, origin, sides,
                 _rank_files(plan, outcome, options.algorithm), options.algorithm, max_file_bytes,
             ),
+            {} if values is None else values.small,
         )  # fmt: skip
 
     job = Job(
@@ -113,6 +124,9 @@ def split(
         {side.path: side.size for side in opened.side_files}, _native_small(plan, opened.left_out), options.algorithm,
         ending,
     )  # fmt: skip
+    if values is not None:
+        sizes = {name: len(data) for name, data in values.small.items()}
+        job = replace(job, small={**sizes, **job.small}, opened=values.opened)
     return make(job, target, report, options)
 
 
@@ -255,14 +269,17 @@ def _native_small(plan: Plan, left_out: Sequence[str]) -> dict[str, int]:
     return {manifests.NAME: 65536 + 256 * len(plan.writes) + 256 * len(plan.reads) + beside}
 
 
-def _native(plan: Plan, headed: Headed, outcome: Outcome, report: Conversion, manifest: Manifest) -> Ending:
-    """Headers that name the weights that have passed, and the manifest."""
+def _native(
+    plan: Plan, headed: Headed, outcome: Outcome, report: Conversion, manifest: Manifest,
+    small: Mapping[str, bytes] | None = None,
+) -> Ending:  # fmt: skip
+    """Headers that name the weights that have passed, small files that are not the source's, and the manifest."""
     report.content = manifest.content
     frames = (
         (file.name, ((0, sealed(header, manifest.content)),))
         for file, header in zip(plan.target.files, headed.headers, strict=True)
     )
-    return Ending(frames, {manifests.NAME: manifests.dumped(manifest)})
+    return Ending(frames, {**(small or {}), manifests.NAME: manifests.dumped(manifest)})
 
 
 def _rank_files(plan: Plan, outcome: Outcome, algorithm: str) -> tuple[RankFile, ...]:

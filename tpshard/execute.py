@@ -65,6 +65,7 @@ def execute(
     algorithm: str | None = "xxh3_128",
     expected: Mapping[int, str] | None = None,
     progress: Progress | None = None,
+    opened: Callable[[Sequence[Path], Sequence[bool]], OpenFiles] = OpenFiles,
 ) -> Outcome:
     """Carry out ``tasks`` and return what was read and written, with digests.
 
@@ -73,6 +74,7 @@ def execute(
     targets are existing files, and what would be written is compared with what they hold.
     ``expected`` maps an index of ``reads`` to the digest that was promised for it. ``progress`` is
     called in the calling thread, some ten times a second, with the bytes written or compared since.
+    ``opened`` makes the files that are read and written, where sources are computed and not only read.
 
     Raises DamagedError where replicas differ, padding isn't zero, a digest isn't the promised one
     (when comparing these become differences) or a file ends early; StorageError for what the
@@ -82,7 +84,7 @@ def execute(
     threads, tile = _settings(threads, tile_bytes, tasks)
     findings = Findings() if compare else None
     paths = [*sources, *(path for path, _ in targets)]
-    files = OpenFiles(paths, [False] * len(sources) + [not compare] * len(targets))
+    files = opened(paths, [False] * len(sources) + [not compare] * len(targets))
     try:
         ends = Ends(reads, writes, files, len(sources), findings, compare)
         if not compare:

@@ -281,7 +281,7 @@ def _require_complete(
         if not rule.optional:
             layers_of_block.setdefault(rule.block, set()).update(layers)
             found.append((entry, layers))
-    _require_outside(table, number, outside)
+    _require_outside(table, number, outside, {block for block, layers in layers_of_block.items() if layers})
     # Prediction layers past the last are held to the same as the others as soon as anything of one is there.
     every = set(range(stack.layers)).union(*layers_of_block.values())
     layers_of_block[""] = layers_of_block.get("", set()) | every
@@ -302,12 +302,17 @@ def _require_complete(
             _require_one(f"layer {layer}", choice, held)
 
 
-def _require_outside(table: Table, number: int, outside: Sequence[tuple[_Entry, bool]]) -> None:
-    """What is outside the layers: every mandatory tensor, all of a block or none of it, one block of a choice."""
+def _require_outside(table: Table, number: int, outside: Sequence[tuple[_Entry, bool]], in_layers: set[str]) -> None:
+    """What is outside the layers: every mandatory tensor, all of a block or none of it, one block of a choice.
+
+    A block that is in some layer (of no choice between blocks, of which layers may hold several) is there as well.
+    """
     held = {entry.rule.block for entry, there in outside if there}
     blocks = {entry.rule.block for entry, _ in outside}
+    chosen = {block for choice in table.choices for block in choice.blocks}
+    due = held | (in_layers - chosen) | {""}
     for entry, there in outside:
-        if not there and not entry.rule.optional and (not entry.rule.block or entry.rule.block in held):
+        if not there and not entry.rule.optional and entry.rule.block in due:
             raise DamagedError(f"{entry.name} is missing from the weights; download or copy the checkpoint again")
     for choice in table.choices:
         if choice.stack == number and blocks.intersection(choice.blocks):

@@ -15,6 +15,7 @@ from .execute import Outcome, execute
 from .header import Frame
 from .listing import storage_error
 from .manifest import SideFile
+from .openfiles import OpenFiles
 from .options import Options, move_settings
 from .outputplace import check_output
 from .planning import Plan
@@ -46,6 +47,7 @@ class Job:
         algorithm: the digest to take while bytes pass, "" for none.
         ending: called when all tensors and side files are written; checks them, and says what remains.
         expected: promised digests by the number of the plan's read.
+        opened: makes the files that are read and written; sources may be computed.
     """
 
     plan: Plan
@@ -56,6 +58,7 @@ class Job:
     algorithm: str
     ending: Callable[[Outcome, tuple[SideFile, ...]], Ending]
     expected: Mapping[int, str] = field(default_factory=dict)
+    opened: Callable[[Sequence[Path], Sequence[bool]], OpenFiles] = OpenFiles
 
 
 def make(job: Job, output: Path, report: Conversion, options: Options) -> Conversion:
@@ -118,6 +121,7 @@ def _move(job: Job, staging: Path, options: Options) -> Outcome:
             algorithm=job.algorithm or None,
             expected=job.expected,
             progress=progress,
+            opened=job.opened,
         )
 
 

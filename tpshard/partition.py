@@ -277,6 +277,10 @@ class Padded(Axis):
 
     kind = "padded"
 
+    def renamed(self, name: str, or_whole: bool) -> Padded:
+        """The same axis under another name; it has a part for more ranks than any model is cut into."""
+        return replace(self, name=name)
+
     def views(self) -> dict[str, int]:
         return {"unit": self.count}
 

@@ -5,7 +5,7 @@ Every rule gives ``(member, message)`` pairs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from .partition import Axis

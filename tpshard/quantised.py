@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .manifest import Note
-from .matching import Logical, match
+from .matching import Logical, Matched, match
 from .partition import Axis, Dim
 from .planning import Placed
 from .quantisation import formats_of
@@ -15,7 +15,6 @@ from .quantisation.composition import unpack
 from .quantisation.methods import quantisation_of
 from .quantisation.unpacking import Packed
 from .registry import table_for
-from .table import Rule
 
 if TYPE_CHECKING:
     from .quantisation.values import Matrix
@@ -32,6 +31,7 @@ class Quantised:
         dims: the dimensions of the matrices, along the axes of the layout in question.
         notes: role and treatment of the matrices.
         packed: what stands for each matrix, by its name.
+        matched: all of ``tensors`` held against the table, along the table's own axes.
         quantisation: the ``quantization_config``.
     """
 
@@ -39,7 +39,7 @@ class Quantised:
     dims: Mapping[str, tuple[Dim, ...]]
     notes: Mapping[str, Note]
     packed: Mapping[str, Packed]
-    rules: Mapping[str, Rule]
+    matched: Matched
     quantisation: Mapping[str, Any]
 
     def matrices(self, placed: Placed, rank: int) -> dict[str, Matrix]:
@@ -54,7 +54,7 @@ class Quantised:
         cuts = cuts_of(placed)
         found = {}
         for name, packed in self.packed.items():
-            rule, dims = self.rules.get(name), self.dims[name]
+            rule, dims = self.matched.rules.get(name), self.dims[name]
             matrix = matrix_of(packed, rule, dims, cuts, rank, self.quantisation)
             if matrix is not None:
                 found[name] = matrix
@@ -101,7 +101,7 @@ def quantised(
         {name: tuple(_along(dim, by_axis) for dim in matched.dims[name]) for name in unpacked.packed},
         {n: Note(rules[n].role, rules[n].note) if n in rules else unknown for n in unpacked.packed},
         unpacked.packed,
-        rules,
+        matched,
         quantisation,
     )
 

@@ -6,10 +6,13 @@ connects them. Releases of transformers have put the parts below different names
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from tpshard.config import Config
 from tpshard.partition import Dim, Units
 from tpshard.registry import part_of, table_of
-from tpshard.table import Prefix, Table
+from tpshard.table import Prefix, Rule, Table
 
 MODEL = ("model.", "")  # what stands before a composite's own tensors
 LANGUAGE: tuple[Prefix, ...] = (
@@ -53,6 +56,31 @@ def include_tower(t: Table, tower: Config, *at: str, axes: str = "vision_", opti
     t.include(table_of(tower), *pairs, axes=axes, or_whole=True, optional=optional)
 
 
+def include_respelt(
+    t: Table, part: Table, names: Mapping[str, str], *prefixes: Prefix, axes: str = "", or_whole: bool = False
+) -> None:
+    """A part's table as :meth:`Table.include` takes it, some of whose names files spell in either of two ways.
+
+    ``names`` gives, for pieces of the names of its layers, the other spelling; a file has one of the two throughout.
+    """
+
+    def respelt(name: str) -> str:
+        for old, new in names.items():
+            name = name.replace(old, new)
+        return name
+
+    def with_rules(rules: list[Rule]) -> Table:
+        return replace(part, rules=rules, tied=[], choices=[], shares=[], spellings=[], modules=[], stacks=[])
+
+    two_ways = [rule for rule in part.rules if rule.stack == 0 and respelt(rule.name) != rule.name]
+    rest = replace(part, rules=[rule for rule in part.rules if rule not in two_ways])
+    rest.stacks = part.stacks
+    t.include(rest, *prefixes, axes=axes, or_whole=or_whole)
+    for rules in (two_ways, [rule._replace(name=respelt(rule.name)) for rule in two_ways]):
+        t.include(with_rules(rules), *prefixes, axes=axes, or_whole=or_whole, optional=True)
+    t.one_stack_of(len(t.stacks) - 2, len(t.stacks) - 1)
+
+
 def projector_channels(width: int, name: str = "projector") -> Dim:
     """The channels between the two matrices of a projector; more ranks than channels hold all."""
     return Units(name, width, noun="channels of the projector", or_whole=True).each()
@@ -67,9 +95,13 @@ def projector(
     *,
     bias: bool = True,
     names: tuple[str, str] = ("linear_1", "linear_2"),
+    axis: str = "projector",
 ) -> None:
-    """Two matrices ``[width, into]`` and ``[out, width]`` with an activation between, below the module ``at``."""
-    channels = projector_channels(width)
+    """Two matrices ``[width, into]`` and ``[out, width]`` with an activation between, below the module ``at``.
+
+    ``axis`` is the name of the axis between, where a model has projectors of several widths.
+    """
+    channels = projector_channels(width, axis)
     t.linear(f"{at}.{names[0]}", channels, into, role="projector_in", bias=bias)
     t.linear(f"{at}.{names[1]}", out, channels, role="projector_out", bias=bias)
 

@@ -131,6 +131,8 @@ class _Finder:
         for root in self.specimens.roots:
             probe = Probe(root, trust_remote_code=self.trusted)
             self.note(f"what feeds what in {type(probe.model).__name__}")
+            if any(".experts." in name for name in probe.shapes):  # each must get a token
+                probe.more()
             met = meeting(probe)
             one = structure(probe, met)
             if one.silent:  # a rectifier was off for all tokens, or an expert got none
@@ -160,9 +162,11 @@ def _tied(probe: Probe) -> list[tuple[str, str]]:
     return out
 
 
-def _drafted(specimens: Specimens, found: _Found, without: frozenset[frozenset[str]]) -> tuple[Draft, str]:
+def _drafted(
+    specimens: Specimens, found: _Found, without: frozenset[frozenset[str]], plain: bool
+) -> tuple[Draft, str]:
     structures = [replace(s, axes=[axis for axis in s.axes if axis.sums not in without]) for s in found.structures]
-    draft = Drafter(structures, found.shapes, found.numbers, found.tied).make()
+    draft = Drafter(structures, found.shapes, found.numbers, found.tied, plain).make()
     for alias, target in found.tied:
         rule = next((r for r in draft.rules if r.name == target), None)
         if rule is not None:
@@ -186,12 +190,16 @@ def _prove(
     without: frozenset[frozenset[str]] = frozenset()
     reasons: dict[str, str] = {}
     table = directory / "derived_table.py"
+    plain = False
     for _ in range(ATTEMPTS):
-        draft, text = _drafted(specimens, found, without)
+        draft, text = _drafted(specimens, found, without, plain)
         table.write_text(text, encoding="utf-8")
         note(f"running its ranks at {', '.join(map(str, degrees))}")
         derivation.trials = tried(specimens.roots[0], table, degrees, trust_remote_code=trust_remote_code)
         derivation.text = text
+        if not plain and any(trial.misnamed for trial in derivation.trials):
+            plain = True  # names are hints: what the experiments say stands, and roles say no more than that
+            continue
         blamed = _blamed(derivation.trials, found.structures[0], without)
         if not blamed:
             break

@@ -146,8 +146,10 @@ class Drafter:
         shapes: Sequence[Mapping[str, tuple[int, ...]]],
         numbers: Numbers,
         tied: Sequence[tuple[str, str]],
+        plain: bool = False,
     ) -> None:
         self.structures, self.shapes, self.numbers = structures, shapes, numbers
+        self._plain = plain  # roles that say no more than what is summed over ranks
         self.draft = Draft(tied=list(tied))
         self._summed: set[str] = set()  # modules whose results are summed over ranks
         self._patterns = [_patterns(one) for one in shapes]
@@ -370,7 +372,7 @@ class Drafter:
             at, text, along, summed = cut
             dims[at] = text
             axis = along.name
-            role = _role(pattern, along, summed, len(dims))
+            role = _role(pattern, "linear" if self._plain else _family(along), summed, len(dims))
             if any(name in first.spanning for name in names):
                 role, note = ("norm" if pattern.endswith("weight") else "norm_bias"), NEEDS_SUM
         elif any(name in first.once for name in names) and pattern.rpartition(".")[0] in self._summed:
@@ -458,9 +460,12 @@ def _places(shapes: Mapping[str, tuple[int, ...]]) -> tuple[set[int], set[int]]:
 
 
 _WORDS = (
-    (r"(^|[._])(q|query|q_proj|wq|query_proj)$", "q"), (r"(^|[._])(k|key|k_proj|wk)$", "k"),
-    (r"(^|[._])(v|value|v_proj|wv)$", "v"), (r"gate_up", "gate_up"), (r"gate|w1$", "gate"),
-)  # fmt: skip
+    (r"(\w+_)?q(_proj|_lin)?|wq|query(_proj|_layer)?", "q"),
+    (r"(\w+_)?k(_proj|_lin)?|wk|key(_proj|_layer)?", "k"),
+    (r"(\w+_)?v(_proj|_lin)?|wv|value(_proj|_layer)?", "v"),
+    (r".*gate_up.*", "gate_up"),
+    (r".*gate.*|w1", "gate"),
+)
 
 
 def _family(axis: AxisDraft) -> str:
@@ -470,16 +475,15 @@ def _family(axis: AxisDraft) -> str:
     return "linear"
 
 
-def _role(pattern: str, axis: AxisDraft, summed: bool, rank: int) -> str:
-    """The role of a cut tensor, by the axis that it is cut along and the words of its name."""
-    family = _family(axis)
+def _role(pattern: str, family: str, summed: bool, rank: int) -> str:
+    """The role of a cut tensor, by the part of a layer that it is of and the words of its name."""
     leaf = pattern.removesuffix(".weight").removesuffix(".bias")
     bias = "_bias" if pattern.endswith("bias") and rank == 1 else ""
     if summed:
         return {"heads": "o", "ffn": "down", "expert": "expert_down", "shared": "shared_down"}.get(family, "linear_out")
     if rank == 1 and not bias:
         return {"heads": "attn_head", "ffn": "ffn_channel"}.get(family, "linear_head")
-    word = next((role for expression, role in _WORDS if re.search(expression, leaf)), "")
+    word = next((role for expression, role in _WORDS if re.fullmatch(expression, leaf.rpartition(".")[2])), "")
     if family == "heads":
         return (word if word in ("q", "k", "v") else "qkv") + bias
     if family == "linear":

@@ -11,6 +11,7 @@ import torch
 
 from tpshard.convert import merge, split
 from tpshard.errors import TpshardError
+from tpshard.planrules import plan_verdict
 from tpshard.registry import given_table
 from tpshard.shards import open_shards
 from tpshard.source import open_source
@@ -31,6 +32,7 @@ class Trial:
     points: int = 0
     collectives: dict[str, int] = field(default_factory=dict)
     uncut: bool = False  # the degree is more than an axis has units
+    misnamed: bool = False  # the ranks ran, and the level *plan* of verify does not take the roles for what they are
 
 
 def tried(checkpoint: Path, table: Path, degrees: Sequence[int], *, trust_remote_code: bool = False) -> list[Trial]:
@@ -69,6 +71,10 @@ def _tried(checkpoint: Path, table: Path, tp_size: int, trust_remote_code: bool)
             trial.problem = verdict.findings[0].message if verdict.findings else f"the verdict is {verdict.verdict}"
         elif not trial.merged:
             trial.problem = "merging does not give the files that were split"
+        else:
+            plan = plan_verdict(opened.manifest)
+            if plan.verdict != PASSED:
+                trial.problem, trial.misnamed = f"plan: {plan.findings[0].message}", True
     return trial
 
 

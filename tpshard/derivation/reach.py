@@ -20,7 +20,7 @@ from tpshard.table import template_of
 from .probe import Probe
 from .products import Lookup, Product, Products
 
-AT_ONCE = 1 << 24  # elements of gradients that are held at a time
+AT_ONCE = 1 << 22  # elements of gradients that are held at a time
 
 
 class Sum(NamedTuple):

@@ -22,7 +22,7 @@ from .products import Product, Products
 from .reach import Sum, Trace, traced, unnumbered
 from .sums import Meeting, output_head
 
-MOST_COPIES = 2.0  # times the bytes of an axis that all its units may hold together, where units share some
+MOST_COPIES = 3.0  # times the bytes of an axis that all its units may hold together, where units share some
 
 WHOLE = ("whole", 0)
 Label = tuple[str, int]
@@ -230,6 +230,10 @@ def _told(
     count, shapes = trace.channels(at), trace.probe.shapes
     tables: dict[tuple[str, int], torch.Tensor] = {}
     for name in {name for side in sides for name, _ in side}:
+        if not any(bool(fed.any()) for side in sides for (own, _), fed in side.items() if own == name):
+            # an expert that no token went to: it says nothing of the others
+            tables |= {(name, dim): torch.zeros((n, count), dtype=torch.bool) for dim, n in enumerate(shapes[name])}
+            continue
         cut = None
         for dim, length in enumerate(shapes[name]):
             none = torch.zeros(length, dtype=torch.bool)
@@ -282,7 +286,7 @@ def _differs(fed: torch.Tensor) -> bool:
 
 
 def _silent(shares: Mapping[Sum, Mapping[tuple[str, int], torch.Tensor]]) -> bool:
-    fed = [table for tables in shares.values() for table in tables.values() if _differs(table)]
+    fed = [table for tables in shares.values() for table in tables.values() if _differs(table) or not table.any()]
     return any(not bool(table.any(1).all()) for table in fed)
 
 
@@ -346,15 +350,18 @@ def _weight(shape: tuple[int, ...], dim: int) -> float:
 
 
 def _cut_dims(tables: Mapping[tuple[str, int], torch.Tensor]) -> dict[str, int]:
-    """The dimension of every tensor that is cut: the one whose indices feed the fewest channels, in the fewest runs."""
-    best: dict[str, tuple[tuple[float, int], int]] = {}
+    """The dimension of every tensor that is cut: the one whose indices feed the fewest runs of channels, then channels.
+
+    Heads and the channels of a head may be two dimensions: an index of the one feeds a run, of the other one of each.
+    """
+    best: dict[str, tuple[tuple[float, float], int]] = {}
     for (name, dim), fed in tables.items():
         if not _differs(fed):
             continue
         reached = fed.any(1)
         share = float(fed[reached].double().mean())
         runs = int((fed[:, 1:] & ~fed[:, :-1]).sum() + fed[:, 0].sum())
-        key = (share, runs)
+        key = (runs / int(reached.sum()), share)
         if name not in best or key < best[name][0]:
             best[name] = (key, dim)
     return {name: dim for name, (_, dim) in best.items()}

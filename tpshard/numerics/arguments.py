@@ -123,10 +123,14 @@ def arguments_of(skeleton: Skeleton, rows: Rows, *, pictured: bool = True) -> di
         inputs |= _pictured(skeleton, rows, inputs["input_ids"]) if pictured else {}
         if {"attention_mask", "position_ids"} <= wanted.keys():
             inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-        if hasattr(model, "logit_scale"):  # compares texts with images, and runs on neither alone
-            inputs |= images(config, wanted, rows)
+        if hasattr(model, "logit_scale") or hasattr(model, "temperature"):
+            inputs |= images(config, wanted, rows)  # compares texts with images, and runs on neither alone
+        if "image_attention_mask" in wanted:
+            inputs |= _images_beside(config, wanted, rows)
     elif main == "pixel_values" or main == "flattened_patches":
-        inputs |= images(config, wanted, rows)
+        inputs |= _text_beside(skeleton, wanted, rows)
+        placed = "image_embeds_position_mask" in wanted
+        inputs |= _placed_images(config, wanted, rows) if placed else images(config, wanted, rows)
     elif main == "pixel_values_videos":
         inputs |= videos(config, rows)
     else:
@@ -134,7 +138,7 @@ def arguments_of(skeleton: Skeleton, rows: Rows, *, pictured: bool = True) -> di
     if "decoder_input_ids" in wanted and decoder_vocabulary(skeleton):
         inputs["decoder_input_ids"] = _decoder_ids(skeleton, rows)
     inputs |= encoder_states(skeleton, rows) | _beside(wanted, rows) | from_assisted(config, wanted, rows)
-    if main not in inputs and not inputs.keys() & {"input_values", "input_features", "pixel_values"}:
+    if main not in inputs and not inputs.keys() & {"input_ids", "input_values", "input_features", "pixel_values"}:
         raise UnsupportedError(
             f"{type(model).__name__} takes {main}, and config.json has no number that says of what size; "
             "verify by bytes and plan"
@@ -142,6 +146,43 @@ def arguments_of(skeleton: Skeleton, rows: Rows, *, pictured: bool = True) -> di
     if "use_cache" in wanted:
         inputs["use_cache"] = False
     return inputs
+
+
+def _text_beside(skeleton: Skeleton, wanted: Mapping[str, Any], rows: Rows) -> dict[str, torch.Tensor]:
+    """Token ids for a decoder that takes images first; where a Q-Former reads the text as well, ids for it."""
+    config, out = skeleton.model.config, {}
+    if "input_ids" in wanted and not getattr(config, "is_encoder_decoder", False) and vocabulary_of(skeleton):
+        ids = _token_ids(skeleton, rows)
+        token, queries = _placeholder(config), count_of(config, "num_query_tokens")
+        if token is not None:
+            ids[ids == token] = token - 1 if token else 1
+            ids[:, :queries] = token
+        out["input_ids"] = ids
+    if "qformer_input_ids" in wanted:
+        out["qformer_input_ids"] = rows.ids(count_of(config.qformer_config, "vocab_size"), "ids for the Q-Former")
+    return out
+
+
+def _placed_images(config: Any, wanted: Mapping[str, Any], rows: Rows) -> dict[str, torch.Tensor]:
+    """An image for every row, and which tokens are the image's (KOSMOS); vectors alone where the text is too short."""
+    count, width = count_of(config, "latent_query_num"), count_of(config.get_text_config(), "hidden_size", "embed_dim")
+    if 0 < count < rows.tokens:
+        out = images(config, wanted, rows)
+    else:
+        count = max(1, rows.tokens // 3)
+        out = {"image_embeds": rows.values("vectors of an image", count, width)}
+    mask = torch.zeros(rows.rows, rows.tokens, dtype=torch.long)
+    mask[:, rows.tokens - count :] = 1
+    return {**out, "image_embeds_position_mask": mask}
+
+
+def _images_beside(config: Any, wanted: Mapping[str, Any], rows: Rows) -> dict[str, torch.Tensor]:
+    """An image for every row, which all of its tokens look at (IDEFICS); images are in a dimension of their own."""
+    pixels = images(config, wanted, rows)
+    if not pixels:
+        return {}
+    seen = torch.ones(rows.rows, rows.tokens, 1, dtype=torch.long)
+    return {"pixel_values": pixels["pixel_values"][:, None], "image_attention_mask": seen}
 
 
 def _decoder_ids(skeleton: Skeleton, rows: Rows) -> torch.Tensor:

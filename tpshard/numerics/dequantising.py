@@ -55,7 +55,7 @@ class DequantisingStore(Store):
         except BaseException:
             self.close()
             raise
-        self._boxes = BoxReader(self.files, extents_of(placed, rank))
+        self._boxes = BoxReader(self.files.read, extents_of(placed, rank))
 
     def _read(
         self, part: Part, start: int, stop: int, buffer: torch.Tensor, watch: Callable[[memoryview], None] | None

@@ -141,9 +141,24 @@ class Judge:
             for at, length in padded_positions(runs):
                 worst = float(value[..., at : at + length].abs().max())
                 self.add(point, "rows", rank, worst, None, worst, EXACT, "padding rows must be zero")
+        self._once(point, arrivals[1:], total, reference)
         self.ledger.count("all_gather", _width(reference))
         self._compare(point, total, reference, kind="gather")
         return [[value] for value in self._forced(tag, reference, total, len(arrivals), shared=True)]
+
+    def _once(self, point: Point, arrivals: list[Arrival], total: torch.Tensor, reference: torch.Tensor) -> None:
+        """Count once in ``total`` what every rank makes of itself beside its part (rows for a few added tokens)."""
+        shared = torch.ones(reference.shape[-1], dtype=torch.bool)
+        for arrival in arrivals:
+            if arrival.parts is None or arrival.values[0].shape != reference.shape:
+                return
+            for _, index, length in spans(arrival.parts.runs(0)):
+                shared[index : index + length] = False
+        if shared.any():
+            for rank, arrival in enumerate(arrivals):
+                value = arrival.values[0][..., shared]
+                self._compare(point, value, reference[..., shared], kind="gather", rank=rank)
+            total[..., shared] = arrivals[0].values[0][..., shared]
 
     def _without_copies(
         self, point: Point, rank: int, arrival: Arrival, reference: torch.Tensor, owned: torch.Tensor

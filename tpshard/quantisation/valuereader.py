@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from math import prod
 from typing import Any
@@ -12,7 +12,6 @@ import numpy as np
 from tpshard.errors import DamagedError, UnsupportedError, short
 from tpshard.intervals import Runs
 from tpshard.layout import Cut, cut_dims
-from tpshard.openfiles import OpenFiles
 from tpshard.partition import Dim, partition
 from tpshard.planning import Placed
 from tpshard.routing import Extent
@@ -31,12 +30,12 @@ class BoxReader:
     """``read(part, bounds)`` of one holder's tensors.
 
     Args:
-        files: the holder's files.
+        read: given the number of a file, a buffer and a position, fills the buffer with the file's bytes.
         extents: where its tensors lie, by name.
     """
 
-    def __init__(self, files: OpenFiles, extents: Mapping[str, Extent]) -> None:
-        self.files, self.extents = files, extents
+    def __init__(self, read: Callable[[int, memoryview, int], None], extents: Mapping[str, Extent]) -> None:
+        self.read, self.extents = read, extents
 
     def __call__(self, part: StoredPart, bounds: tuple[Bounds, ...]) -> Array:
         """The elements of a stored tensor inside half-open bounds, one pair a dimension.
@@ -68,14 +67,14 @@ class BoxReader:
             row = 0
             for number, length in zip(index, shape[: inner - 1], strict=True):
                 row = row * length + number
-            self.files.read(extent.file, view[at : at + size], extent.offset + row * whole + low * unit)
+            self.read(extent.file, view[at : at + size], extent.offset + row * whole + low * unit)
             at += size
         return out
 
     def _rows(self, extent: Extent, begin: int, nbytes: int, kind: Any) -> Array:
         out = np.empty(nbytes, np.uint8)
         if nbytes:
-            self.files.read(extent.file, out.data, extent.offset + begin)
+            self.read(extent.file, out.data, extent.offset + begin)
         return out.view(kind)
 
 

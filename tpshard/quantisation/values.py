@@ -8,7 +8,7 @@ reads it: from the rank's own tensors, as if they were all there is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -26,6 +26,8 @@ Window: TypeAlias = "Mapping[int, Bounds]"
 
 Read: TypeAlias = "Callable[[StoredPart, tuple[Bounds, ...]], Array]"
 """``read(part, bounds)``: so much of a stored tensor, as numpy elements (``NUMPY`` of its dtype)."""
+
+CHUNK = 1 << 16  # elements computed at a time: what a processor's cache holds with all that comes between
 
 UNSIGNED, OFFSET, FLOAT4 = "unsigned", "offset", "float4"
 
@@ -135,7 +137,7 @@ class Matrix:
     def _codes(self, part: StoredPart, box: Window, read: Read) -> Array:
         """The values before zero points and scales, float32, ``[bank?, out, in]``."""
         form = part.form
-        stored = read(part, self._bounds(part, box))
+        stored = read(part, self.bounds(part, box))
         axis = next((n for n, e in enumerate(form) if isinstance(e, Of) and e.stored != e.per), None)
         if axis is None:
             return self._spread(floats(stored, part.dtype), form, box)
@@ -163,7 +165,7 @@ class Matrix:
 
     def _zeros(self, part: StoredPart, scale: StoredPart, box: Window, read: Read, groups: Array | None) -> Array:
         """Zero points, spread to the window. They are packed along the dimension in which scales have another entry."""
-        stored, form = read(part, self._bounds(part, box, groups)), part.form
+        stored, form = read(part, self.bounds(part, box, groups)), part.form
         pairs = list(zip(part.form, scale.form, strict=False))
         axis = next((n for n, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
         if axis is None or not part.dtype.endswith(("16", "32", "64")):
@@ -185,11 +187,11 @@ class Matrix:
 
     def _scale(self, part: StoredPart, box: Window, read: Read, groups: Array | None) -> Array:
         """Scales of groups, together with those of the whole matrix, spread to the window."""
-        found = floats(read(part, self._bounds(part, box, groups)), part.dtype, exponents=True)
+        found = floats(read(part, self.bounds(part, box, groups)), part.dtype, exponents=True)
         wholes = [(p, p.member.suffix) for p in self.parts if p.member.suffix in self.formula.globals]
         out = None
         for whole, suffix in wholes:
-            each = floats(read(whole, self._bounds(whole, box)), whole.dtype)
+            each = floats(read(whole, self.bounds(whole, box)), whole.dtype)
             if each.size > 1:  # one for every fused part
                 out = self._spread(found, part.form, box, groups) if out is None else out
                 out = _together(out, self._spread(each, whole.form, box), self.formula.globals[suffix])
@@ -218,7 +220,7 @@ class Matrix:
             )
         return found
 
-    def _bounds(self, part: StoredPart, box: Window, groups: Array | None = None) -> tuple[Bounds, ...]:
+    def bounds(self, part: StoredPart, box: Window, groups: Array | None = None) -> tuple[Bounds, ...]:
         """What of a stored tensor is needed for a window."""
         return tuple(
             self._stretch(entry, length, box, groups) for entry, length in zip(part.form, part.shape, strict=True)
@@ -249,6 +251,63 @@ class Matrix:
         wanted = _dims(box)
         stored = np.transpose(stored, [dims.index(dim) for dim in wanted if dim in dims])
         return np.expand_dims(stored, tuple(n for n, dim in enumerate(wanted) if dim not in dims))
+
+
+def pieces(matrix: Matrix, first: int, last: int, read: Read) -> Iterator[tuple[int, Array]]:
+    """The values of the elements ``[first, last)``, row after row, as ``(number of the first, float32)``.
+
+    What they need of the members is read once; they are computed a cache's worth at a time.
+    """
+    *lead, rows, width = matrix.shape
+    outer = rows * width
+    while first < last:
+        index, at = divmod(first, outer)
+        low, high = at // width, -(-min(at + last - first, outer) // width)
+        fixed: dict[int, Bounds] = {}
+        for dim, length in zip(reversed(matrix.order[:-2]), reversed(lead), strict=True):
+            index, place = divmod(index, length)
+            fixed[dim] = place, place + 1
+        along, across = matrix.order[-2:]
+        held = _Held(matrix, {**fixed, along: (low, high)}, read)
+        step = max(1, CHUNK // width)
+        while low < high and first < last:
+            column, left = at - low * width, min(last - first, outer - at)
+            if column or left < width or width > CHUNK:
+                count = min(width - column, left, CHUNK)
+                window = {along: (low, low + 1), across: (column, column + count)}
+            else:
+                count = min(step, left // width) * width
+                window = {along: (low, low + count // width)}
+            yield first, matrix.values({**fixed, **window}, held)
+            first, at = first + count, at + count
+            low = at // width
+
+
+class _Held:
+    """Reads of a matrix' members from what is read of them once for a wider window."""
+
+    def __init__(self, matrix: Matrix, window: Window, read: Read) -> None:
+        self._matrix, self._read = matrix, read
+        self._box = {dim: window.get(dim, (0, matrix.lengths[dim])) for dim in matrix.order}
+        self._known: dict[str, tuple[tuple[Bounds, ...], Array]] = {}
+
+    def __call__(self, part: StoredPart, bounds: tuple[Bounds, ...]) -> Array:
+        held = self._known.get(part.name)
+        if held is None:
+            due = self._matrix.bounds(part, self._box)
+            if not _inside(bounds, due):
+                due = bounds  # in an order of inputs any group may be asked for
+            held = self._known[part.name] = due, self._read(part, due)
+        have, found = held
+        if bounds == have:
+            return found
+        if not _inside(bounds, have):
+            return self._read(part, bounds)
+        return found[tuple([slice(a - start, b - start) for (a, b), (start, _) in zip(bounds, have, strict=True)])]
+
+
+def _inside(inner: Sequence[Bounds], outer: Sequence[Bounds]) -> bool:
+    return all(a <= c and d <= b for (c, d), (a, b) in zip(inner, outer, strict=True))
 
 
 def _along(stored: Array, axis: int, entry: Of, bounds: Bounds, groups: Array | None) -> Array:

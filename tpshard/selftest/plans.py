@@ -127,6 +127,43 @@ def one_and_a_half(d: Draft) -> Expected:
     return seen(block(d.name("q")))
 
 
+def in_halves(d: Draft, *roles: str) -> Expected:
+    for name in d.names(*roles):
+        heads = d.heads(name)
+        query = d.notes[name].role.startswith("q")
+        size = d.dims[name][0].extent // (heads.query_heads if query else heads.kv_heads)
+        d.cut_along(name, (heads.query(size // 2) if query else heads.kv(size // 2)) * 2)
+    return block(d.name("q"))
+
+
+@plan("q in two halves, k and v not", *GROUPED, "olmo2", degrees=(2,))
+def q_in_halves(d: Draft) -> Expected:
+    """The query projection cut as pairs of heads, one of each half of it"""
+    return seen(in_halves(d, "q", "q_bias"))
+
+
+@plan("q, k and v in two halves, o not", *GROUPED, degrees=(2,))
+def all_in_halves(d: Draft) -> Expected:
+    """Heads cut as pairs, one of each half, in a model whose heads are single"""
+    return seen(in_halves(d, "q", "k", "v", "q_bias", "k_bias", "v_bias"), RUN)
+
+
+@plan("head whole on every rank", "llama", "qwen2", "gpt_neox")
+def head_whole(d: Draft) -> Expected:
+    """The output head on every rank: what is gathered holds every row N times"""
+    name = d.name("head")
+    d.keep_whole(name)
+    return seen(module(name))
+
+
+@plan("head along another axis than the embedding", "llama", "qwen2", "gpt_neox")
+def head_apart(d: Draft) -> Expected:
+    """The output head's rows dealt as an axis of their own, the embedding's as the vocabulary"""
+    name = d.name("head")
+    d.cut_along(name, Units("rows of the head", d.dims[name][0].extent).each())
+    return seen(module(name), ALGEBRA)
+
+
 def vocabulary(d: Draft, shift: int) -> Expected:
     points: list[str] = []
     for name, note in d.notes.items():
