@@ -18,7 +18,7 @@ def table(c: Config) -> Table:
     hidden, heads = c.count("hidden_size"), heads_of(c, default_kv=4)
     size, bias = c.head_dim(heads.query_heads, default=128), c.flag("attention_bias", default=False)
     count, step = c.count("num_experts"), c.count("decoder_sparse_step", default=1)
-    alone = c.get("mlp_only_layers", default=[0, 1])
+    alone = c.layer_numbers("mlp_only_layers", default=(0, 1))
     layers = layers_where(c, [at not in alone and not (at + 1) % step for at in range(c.count("num_hidden_layers"))])
 
     t = decoder(c, experts=count)

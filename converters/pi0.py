@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tpshard.blocks.composite import projector_channels, whole_projector
+from tpshard.blocks.composite import whole_projector
 from tpshard.blocks.dense import vocabulary_of
 from tpshard.config import Config
 from tpshard.partition import Padded
@@ -39,9 +39,8 @@ def table(c: Config) -> Table:
     whole_projector(t, "state_proj", state, hidden)
     whole_projector(t, "action_in_proj", action, hidden)
     whole_projector(t, "action_out_proj", hidden, action)
-    channels = projector_channels(hidden, "action_channels")
-    t.linear("action_time_mlp_in", channels, 2 * hidden, role="projector_in", bias=True)
-    t.linear("action_time_mlp_out", hidden, channels, role="projector_out", bias=True)
+    whole_projector(t, "action_time_mlp_in", 2 * hidden, hidden)
+    whole_projector(t, "action_time_mlp_out", hidden, hidden)
     return t
 
 

@@ -77,7 +77,7 @@ def _delta_net(t: Table, c: Config, at: str, hidden: int) -> None:
 
 
 def _feed_forward(t: Table, c: Config, at: str, hidden: int, count: int, layers: Iterable[int]) -> None:
-    step, dense = c.count("decoder_sparse_step", default=1), c.get("mlp_only_layers", default=())
+    step, dense = c.count("decoder_sparse_step", default=1), c.layer_numbers("mlp_only_layers")
     sparse = [n for n in layers if count and n not in dense and (n + 1) % step == 0]
     if len(sparse) < len(list(layers)):
         with t.only(set(layers) - set(sparse)):

@@ -38,6 +38,22 @@ drifted apart.
 * **Padding** of a quantised output head is zeros in all of its tensors. In nf4 and fp4 a zero byte is no zero: ignore
   the padded outputs there, as ever.
 
+## Values
+
+For FP8, GPTQ, AWQ, compressed-tensors, MXFP4, ModelOpt (but its 4-bit AWQ) and Quark the values are known by formula,
+`(code - zero point) * scale` in float32, bit-equal to the code that each method's authors publish:
+`tpshard/quantisation/valueformulas.py` names it.
+
+* **`tpshard verify SHARDS --against SRC --level forward`** runs every rank on the values of what that rank stores, made
+  on the fly: wrong zero points, shifted scales, another order of nibbles, a `g_idx` that counts from elsewhere show as
+  wrong sums, named by module. *twin* and *backward* run on the twin, which is not quantised; *runtime* says that it
+  does not run.
+* **`tpshard split SRC OUT --tp N --dequantize bf16`** (`fp16`, `fp32`) cuts the values, rounded once to nearest even,
+  at degrees that groups forbid as well. They are computed while they are read, in bounded memory. The config loses its
+  `quantization_config`; scales of activations and of the KV cache are left out, and the manifest says so; `merge` gives
+  the checkpoint of the values. Scales of 16 bits are multiplied in float32: where an engine multiplies in float16 and
+  rounds that to bfloat16, its last bit may differ.
+
 ## Methods that are cut
 
 Split, reshard, merge and verify (structure, digest, bytes, plan) work for all of these; each scheme named is run at

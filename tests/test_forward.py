@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 
 from tpshard.convert import split  # noqa: E402
 from tpshard.errors import DamagedError, UnsupportedError, UsageError  # noqa: E402
-from tpshard.numerics import require  # noqa: E402
+from tpshard.numerics import require, run  # noqa: E402
 from tpshard.numerics.forward import forward  # noqa: E402
 from tpshard.shards import open_shards  # noqa: E402
 from tpshard.source import open_source  # noqa: E402
@@ -161,9 +161,12 @@ def test_shards_of_another_model_are_refused(case: Case, tmp_path: Path) -> None
         forward(open_shards(shards.root), open_source(case("F-LLAMA8")))
 
 
-def test_too_little_coverage_is_a_failure_unless_allowed(tiny: Any, tmp_path: Path) -> None:
+def test_too_little_coverage_is_a_failure_unless_allowed(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A text too short for an image leaves the vision tower unrun: it is compared by bytes, and that is said."""
     shards = Sharded(tiny("gemma3"), tmp_path, 2)
+    monkeypatch.setattr(run, "MOST_PICTURED", 0)  # the text is not made longer for an image
     verdict = shards.verify(tokens=SHORT)
     assert verdict.verdict == "failed"
     assert verdict.coverage is not None

@@ -178,6 +178,17 @@ def test_a_config_that_reads_the_ranks_otherwise(tmp_path: Path) -> None:
     assert any("differs from the original" in finding.message for finding in verdict.findings)
 
 
+def test_the_other_levels_say_what_they_run_on(tmp_path: Path) -> None:
+    shards = split(tmp_path, "gptq", 2)
+    report = tpshard.verify(shards, against=tmp_path / "source", levels=["twin", "backward", "runtime"])
+    found = {verdict.level: verdict for verdict in report.verdicts}
+    assert found["twin"].verdict == found["backward"].verdict == "passed"
+    assert "twin" in found["backward"].ran_on
+    assert "quantised" in found["backward"].ran_on
+    assert found["runtime"].verdict == "unsupported"
+    assert "'forward'" in found["runtime"].notes[0]
+
+
 # -- banks of experts -------------------------------------------------------------------------------
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .errors import DamagedError, UnsupportedError
@@ -97,6 +97,17 @@ class Config:
     def with_usual(self, **usual: Any) -> Config:
         """The same with values for keys that are not there: defaults of the config class of transformers."""
         return Config({**usual, **self.values})
+
+    def layer_numbers(self, name: str, *, default: Sequence[int] = ()) -> list[int]:
+        """A list of numbers of layers, or ``default`` where the config has none.
+
+        Raises:
+            DamagedError: it is no list of whole numbers.
+        """
+        value = self.get(name, default=default)
+        if not isinstance(value, (list, tuple)) or any(type(number) is not int for number in value):
+            raise DamagedError(f"config.json: '{name}' is {value!r:.80} where layers are listed by number; correct it")
+        return list(value)
 
     def listed(self, name: str, length: int) -> list[Any]:
         """A list with an entry a layer, such as ``layer_types``.

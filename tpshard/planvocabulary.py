@@ -61,10 +61,12 @@ def _one_axis(members: Sequence[Member], others: frozenset[object]) -> Iterator[
     """A head lies along the axis of the embedding of its ids, and no table along one of the layers' axes."""
     tables = [(m, m.main.axes[0], m.tensor.shape[0]) for m in members if m.main and "embed" in m.role]
     for member in members:
-        axis = member.main.axes[0] if member.main else None
+        if member.main is None:
+            continue
+        axis = member.main.axes[0]
         if axis in others:
             yield member, f"{member.name} is cut along {axis.describe()}, which is an axis of layers and no vocabulary"
-        elif axis is not None and "head" in member.role and all(axis != of_table for _, of_table, _ in tables):
+        elif "head" in member.role and all(axis != of_table for _, of_table, _ in tables):
             for table, of_table, rows in tables:
                 if rows == member.tensor.shape[0]:
                     yield member, (

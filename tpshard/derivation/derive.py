@@ -198,6 +198,7 @@ def _prove(
         derivation.trials = tried(specimens.roots[0], table, degrees, trust_remote_code=trust_remote_code)
         derivation.text = text
         if not plain and any(trial.misnamed for trial in derivation.trials):
+            note(f"with plainer roles, for {next(t.problem for t in derivation.trials if t.misnamed)}")
             plain = True  # names are hints: what the experiments say stands, and roles say no more than that
             continue
         blamed = _blamed(derivation.trials, found.structures[0], without)
@@ -236,7 +237,7 @@ def _blamed(trials: Sequence[Trial], first: Structure, without: frozenset[frozen
     """The axes at whose sums a trial failed."""
     out: dict[frozenset[str], str] = {}
     for trial in trials:
-        if not trial.problem or trial.uncut:
+        if not trial.problem or trial.uncut or trial.misnamed:
             continue
         for axis in first.axes:
             modules = {unnumbered(name).rpartition(".")[0] for name in axis.sums}

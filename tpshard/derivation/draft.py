@@ -376,7 +376,7 @@ class Drafter:
             if any(name in first.spanning for name in names):
                 role, note = ("norm" if pattern.endswith("weight") else "norm_bias"), NEEDS_SUM
         elif any(name in first.once for name in names) and pattern.rpartition(".")[0] in self._summed:
-            role, note = _once_role(pattern), ADDED_ONCE
+            role, note = "linear_out_bias" if self._plain else _once_role(pattern), ADDED_ONCE
         else:
             role, why = _whole_role(pattern, len(dims)), self.draft.whole.get(pattern, "")
             if role == "whole" and any(name in first.inside for name in names):

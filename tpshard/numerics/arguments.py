@@ -47,7 +47,8 @@ class Rows(Protocol):
 def takes(model: Any) -> Mapping[str, inspect.Parameter]:
     """The arguments of the model's forward by name; of one that hands on whatever it gets, those of what it extends."""
     wanted = inspect.signature(model.forward).parameters
-    for cls in type(model).__mro__:
+    classes: tuple[Any, ...] = type(model).__mro__
+    for cls in classes:
         if not any(parameter.kind is parameter.VAR_POSITIONAL for parameter in wanted.values()):
             break
         if "forward" in vars(cls):

@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
-from tpshard.errors import DamagedError, UsageError
+from tpshard.errors import DamagedError, UnsupportedError, UsageError
 from tpshard.launch import Launch, launched
+from tpshard.quantisation.methods import quantisation_of
 from tpshard.reports import Finding
 from tpshard.shards import Shards, read_manifest
 from tpshard.source import Source, open_source
@@ -83,6 +84,11 @@ def runtime(
     if tokens < 2 or new_tokens < 0:
         raise UsageError(f"{tokens} tokens and {new_tokens} new ones make no run; give at least 2 and 0")
     device_of(device)
+    if quantisation_of(source.config) is not None:
+        raise UnsupportedError(
+            "the weights are quantised, and the kernels of a method are an engine's: the level 'forward' runs the "
+            "ranks, on the values of what they store"
+        )
     require_same_tensors(shards, source)
     require_positions(source.root, shards.manifest, tokens)
     notes = []

@@ -15,6 +15,7 @@ from tpshard.errors import TpshardError, UnsupportedError
 from tpshard.header import DTYPE_BITS
 from tpshard.listing import shown
 from tpshard.manifest import Manifest
+from tpshard.quantisation.methods import quantisation_of
 from tpshard.shards import Shards, open_shards
 from tpshard.source import Source, open_source
 from tpshard.strictjson import parse_config
@@ -74,6 +75,8 @@ def model_stage(
     """
     path = source.root / "config.json"
     config = parse_config(path.read_bytes(), shown(path), "Restore it.")
+    if quantisation_of(config) is not None:
+        return "the model's own matrices are quantised, and gradients go to values that are not stored"
     layers = layer_count(config)
     allowed = available_bytes() // OF_AVAILABLE if max_memory is None else max_memory
     most = USUAL if max_memory is None else None
