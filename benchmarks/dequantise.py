@@ -129,7 +129,7 @@ def main() -> None:
                 shutil.copytree(root / "source", root / "copy")
 
             copied, split = fastest(copy), fastest(cut)
-            values = fastest(lambda: cut(dequantize="bf16"), 2)  # noqa: B023
+            values = fastest(lambda: cut(dequantize="bf16"), 2)
             formula = fastest(lambda: [in_numpy(parts) for parts in matrices], 2)  # noqa: B023
             print(f"{method}: split in {split:.2f} s, {split / copied:.2f} x cp ({copied:.2f} s)")
             print(

@@ -36,7 +36,8 @@ torch.set_num_threads(1)
 # for every token. Groups of query heads (llama), heads of q k v (gpt_neox) and a command on its config come below.
 DIVERSE = ("gpt2", "falcon", "codegen", "opt")
 SLOW = (
-    "llama", "gpt_neox", "mixtral", "olmo2", "xlnet", "bitnet", "gpt_oss", "mamba", "bert", "deepseek_v3", "qwen3_next", "mamba2", "kimi_linear", "xlstm", "rwkv", "phi3", "bloom",
+    "llama", "gpt_neox", "mixtral", "olmo2", "xlnet", "bitnet",
+    "gpt_oss", "mamba", "bert", "deepseek_v3", "qwen3_next", "mamba2", "kimi_linear", "xlstm", "rwkv", "phi3", "bloom",
     "qwen2_moe",
 )  # fmt: skip
 
@@ -169,9 +170,11 @@ def test_no_contradiction_is_claimed_for_a_table_that_is_not_installed(tmp_path:
     config.write_text(config.read_text().replace('"gpt_neox"', '"never-heard-of"'))
     table = tmp_path / "table.py"
     table.write_text(
-        "from tpshard.table import Table\nFAMILY, MODEL_TYPES = 'mine', ('never-heard-of',)\n\n\ndef table(c):\n"
-        "    t = Table(layers=0)\n    for stack in ('gpt_neox', 'embed_out'):\n"
-        "        t.whole_module(stack, why='a test')\n    return t\n"
+        "from tpshard.partition import Padded\nfrom tpshard.table import Table\n\n"
+        "FAMILY, MODEL_TYPES = 'mine', ('never-heard-of',)\n\n\ndef table(c):\n"
+        "    t = Table(layers=0)\n    t.whole_module('gpt_neox', why='a test')\n"
+        "    t.tensor('embed_out.weight', Padded('vocab', c.count('vocab_size')).each(), None, role='head')\n"
+        "    return t\n"
     )
     with given_table(table):
         split(tmp_path / "model", tmp_path / "shards", 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("torch")
@@ -30,6 +30,7 @@ def labels_of(dim: Dim) -> list[tuple[str, int]]:
 sizes = st.integers(1, 5)
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)  # on a busy machine
 @given(st.integers(2, 4), st.integers(2, 4), st.lists(st.tuples(st.sampled_from("qkw"), sizes), min_size=1, max_size=5))
 def test_sums_of_segments_are_read_back(groups: int, share: int, terms: list[tuple[str, int]]) -> None:
     heads = Heads("heads", groups * share, groups)
