@@ -103,7 +103,7 @@ def main() -> None:
     jobs = jobs_of(tasks, options.only)
     todo = [job for job in jobs if not (options.without_variants and job[2]) and not (options.resume and job in rows)]
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(options.processes, context, max_tasks_per_child=40) as pool:
+    with concurrent.futures.ProcessPoolExecutor(options.processes, context) as pool:
         for job, row in zip(todo, pool.map(checked, todo), strict=True):
             rows[job] = row
             if not options.dry_run:
