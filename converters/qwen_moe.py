@@ -29,7 +29,7 @@ def table(c: Config) -> Table:
     second = c.model_type == "qwen2_moe"
     hidden, heads, depth = c.count("hidden_size"), heads_of(c), c.count("num_hidden_layers")
     size, bias = c.head_dim(heads.query_heads), c.flag("attention_bias", default=False)
-    count, step = c.count("num_local_experts", "num_experts"), c.count("decoder_sparse_step", default=1)
+    count, step = c.count("num_experts", "num_local_experts"), c.count("decoder_sparse_step", default=1)
     alone = c.layer_numbers("mlp_only_layers")
     layers = layers_where(c, [at not in alone and not (at + 1) % step for at in range(depth)])
 

@@ -88,7 +88,8 @@ def test_every_family_takes_every_granule(family: str, method: str) -> None:
                 tensors += [Logical(stem + suffix, *stored) for suffix, stored in store(*size).items()]
             else:
                 tensors.append(Logical(name, "BF16", shape))
-    assert matrices
+    if not matrices:
+        pytest.skip("all its matrices are convolutions, which no method here quantises")
     unpacked = unpack(tensors, formats_of(config | {"quantization_config": quantised}), table)
     assert {tensor.name: tensor.shape for tensor in unpacked.tensors} == shapes
     assert len(unpacked.packed) == matrices

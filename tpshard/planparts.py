@@ -49,7 +49,7 @@ class Member:
     @property
     def is_grouped(self) -> bool:
         """Whether the tensor is a convolution of width one, whose groups may each hold a run of units."""
-        return len(self.tensor.shape) == 3 and self.tensor.shape[-1] == 1
+        return len(self.tensor.shape) == 3 and self.tensor.shape[-1] == 1 and not self.packed
 
     @property
     def main(self) -> CutDim | None:
