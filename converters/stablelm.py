@@ -24,8 +24,10 @@ def table(c: Config) -> Table:
         bias=c.flag("use_qkv_bias", default=False),
     )  # fmt: skip
     if c.flag("qk_layernorm", default=False):
-        for norm in ("q_layernorm", "k_layernorm"):
-            t.whole(f"{layer}.self_attn.{norm}.norms.{{head}}.weight", size, why="a tensor a head, as small as a norm")
+        for norm, count in (("q_layernorm", heads.query_heads), ("k_layernorm", heads.kv_heads)):
+            for head in range(count):  # each by its number, so that each is demanded
+                name = f"{layer}.self_attn.{norm}.norms.{head}.weight"
+                t.whole(name, size, why="a tensor a head, as small as a norm")
     gated_mlp(t, f"{layer}.mlp", channels_of(c), hidden)
     t.norm(f"{layer}.input_layernorm", hidden, bias=True)
     if not c.flag("use_parallel_residual", default=False):

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from .config import Config
-from .errors import UnsupportedError, UsageError
+from .errors import TpshardError, UnsupportedError, UsageError
 from .table import Table
 
 _given: ContextVar[ModuleType | None] = ContextVar("given_table", default=None)
@@ -75,7 +75,10 @@ def family_of(values: Mapping[str, Any]) -> str:
     Raises:
         UnsupportedError: no table serves the config's ``model_type``.
     """
-    return str(_module(Config(values)).FAMILY)
+    config, given = Config(values), _given.get()
+    if given is not None:
+        _require_use(given, config)
+    return str(_module(config).FAMILY)
 
 
 def table_for(values: Mapping[str, Any]) -> Table:
@@ -90,7 +93,10 @@ def table_for(values: Mapping[str, Any]) -> Table:
 
 def table_of(config: Config) -> Table:
     """Like :func:`table_for`, for a part of a config that is a model's by itself (``text_config``)."""
-    table: Table = _module(config).table(config)
+    module = _module(config)
+    if module is _given.get():
+        return _from_given(module, config)
+    table: Table = module.table(config)
     return table
 
 
@@ -132,12 +138,43 @@ def _executed(path: Path) -> ModuleType:
     module = ModuleType("tpshard_given_table")
     try:
         exec(code, module.__dict__)
-    except Exception as error:  # whatever the file does
+    except (Exception, SystemExit) as error:  # whatever the file does
         raise UsageError(f"the table {path} fails: {type(error).__name__}: {error}") from None
     lacking = [name for name in ("FAMILY", "MODEL_TYPES", "table") if not hasattr(module, name)]
     if lacking:
         raise UsageError(f"{path} is no table: it defines no {' and no '.join(lacking)}; see converters/README.md")
+    types = module.MODEL_TYPES
+    if not isinstance(types, tuple | list) or not all(isinstance(kind, str) for kind in types):
+        raise UsageError(f"{path} is no table: MODEL_TYPES is {types!r:.80}, not a tuple of names")
+    module.__file__ = str(path)
     return module
+
+
+def _require_use(given: ModuleType, config: Config) -> None:
+    """Raise UsageError where nothing in the config is of a model type that the given table serves."""
+    todo: list[Any] = [config.values]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, Mapping):
+            if value.get("model_type") in given.MODEL_TYPES:
+                return
+            todo += value.values()
+    raise UsageError(
+        f"the table {given.__file__} serves {', '.join(given.MODEL_TYPES)}, and this model is of the model_type "
+        f"{config.model_type!r}; name the table of this model, or leave --table out"
+    )
+
+
+def _from_given(given: ModuleType, config: Config) -> Table:
+    try:
+        table = given.table(config)
+    except TpshardError:
+        raise
+    except Exception as error:  # whatever the file does
+        raise UsageError(f"the table {given.__file__} fails on this config: {type(error).__name__}: {error}") from None
+    if not isinstance(table, Table):
+        raise UsageError(f"the table {given.__file__} gives a {type(table).__name__}, not a Table")
+    return table
 
 
 def _module(config: Config) -> ModuleType:

@@ -299,7 +299,8 @@ def read_config(root: Path, trust_remote_code: bool) -> Any:
     except Exception as error:  # whatever the class makes of the values
         raise UnsupportedError(
             f"{shown(root)}: transformers {transformers.__version__} does not take this config.json "
-            f"({_short(error)}); code that comes with the model is run only with --trust-remote-code"
+            f"({_short(error)})"
+            + ("" if trust_remote_code else "; code that comes with the model is run only with --trust-remote-code")
         ) from None
 
 
