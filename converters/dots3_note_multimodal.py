@@ -69,8 +69,8 @@ def _experts(c: Config) -> list[int]:
     if c.get("mlp_layer_types") is None or c.get("pyramid_num_routed") is not None:
         usual = [-1] * 25 + list(range(4, 65, 4)) + [64]
         return [max(0, number) for number in c.with_usual(pyramid_num_routed=usual).listed("pyramid_num_routed", depth)]
-    by_layer, kinds = c.get("per_layer_config", default={}), c.listed("mlp_layer_types", depth)
-    own = [Config({**c.values, **by_layer.get(str(at), {})}).count("num_local_experts") for at in range(depth)]
+    by_layer, kinds = c.by_layer("per_layer_config") or {}, c.listed("mlp_layer_types", depth)
+    own = [Config({**c.values, **by_layer.get(at, {})}).count("num_local_experts") for at in range(depth)]
     return [number if kind == "sparse" else 0 for number, kind in zip(own, kinds, strict=True)]
 
 

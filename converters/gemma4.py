@@ -84,15 +84,15 @@ def _attention(
 
 def _attentions(c: Config, layers: int) -> Mapping[tuple[int, int, bool], frozenset[int]]:
     """The layers of every kind of attention: KV heads, head size, and whether keys are values as well."""
-    by_layer = c.get("per_layer_config")
+    by_layer = c.by_layer("per_layer_config")
     if by_layer is None:  # the keys of the first releases
         full = {"head_dim": c.count("global_head_dim", default=512)}
         if c.get("num_global_key_value_heads") is not None and c.flag("attention_k_eq_v", default=False):
             full["num_key_value_heads"] = c.count("num_global_key_value_heads")
-        by_layer = {str(at): full for at, kind in enumerate(_kinds(c, layers)) if kind == FULL}
+        by_layer = {at: full for at, kind in enumerate(_kinds(c, layers)) if kind == FULL}
     found: dict[tuple[int, int, bool], set[int]] = {}
     for at, kind in enumerate(_kinds(c, layers)):
-        here = Config({**c.values, **by_layer.get(str(at), by_layer.get(at, {}))})
+        here = Config({**c.values, **by_layer.get(at, {})})
         keys_only = kind == FULL and c.flag("attention_k_eq_v", default=False)
         found.setdefault((here.count("num_key_value_heads"), here.count("head_dim"), keys_only), set()).add(at)
     return {kind: frozenset(of) for kind, of in found.items()}

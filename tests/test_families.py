@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 
 import zoo
 from zoo.conformance import check
@@ -79,7 +79,9 @@ def test_every_model_type_leads_to_the_table_that_claims_it() -> None:
 
 
 def test_every_causal_model_of_transformers_has_a_table() -> None:
-    assert [name for name in zoo.architectures("causal") if name not in SERVED] == []
+    types = {name: transformers.CONFIG_MAPPING[name].model_type for name in zoo.architectures("causal")}
+    inside = {"musicgen": "musicgen_decoder", "musicgen_melody": "musicgen_melody_decoder"}  # what these classes save
+    assert [name for name, kind in types.items() if inside.get(name, kind) not in SERVED] == []
 
 
 RELEASED = ["llama", "phi3", "gpt_oss", "falcon", "qwen3_next", "gemma4_text", "mamba", "bloom"]

@@ -109,6 +109,24 @@ class Config:
             raise DamagedError(f"config.json: '{name}' is {value!r:.80} where layers are listed by number; correct it")
         return list(value)
 
+    def by_layer(self, name: str) -> dict[int, Mapping[str, Any]] | None:
+        """What differs from layer to layer, by the layer's number; None where the config has no such key.
+
+        transformers 5 writes the numbers as text with leading zeros: ``per_layer_config: {"05": {"head_dim": 512}}``.
+
+        Raises:
+            DamagedError: it is no object of objects by number.
+        """
+        value = self.get(name)
+        if value is None:
+            return None
+        found: dict[int, Mapping[str, Any]] = {}
+        for key, held in value.items() if isinstance(value, Mapping) else [("", None)]:
+            if not str(key).isascii() or not str(key).isdigit() or len(str(key)) > 6 or not isinstance(held, Mapping):
+                raise DamagedError(f"config.json: '{name}' is {value!r:.80}, not values by layer; restore it")
+            found[int(key)] = held
+        return found
+
     def listed(self, name: str, length: int) -> list[Any]:
         """A list with an entry a layer, such as ``layer_types``.
 
