@@ -12,13 +12,13 @@ import pytest
 pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-import zoo
-from zoo.conformance import check
-from zoo.released import released, write_sparse
+import zoo  # noqa: E402
+from zoo.conformance import check  # noqa: E402
+from zoo.released import released, write_sparse  # noqa: E402
 
-from tpshard import registry
-from tpshard.registry import families
-from tpshard.survey import plan
+from tpshard import registry  # noqa: E402
+from tpshard.registry import families  # noqa: E402
+from tpshard.survey import plan  # noqa: E402
 
 SERVED = {model_type for module in families().values() for model_type in module.MODEL_TYPES}
 LEAST_SHARDED = 0.95
