@@ -201,9 +201,12 @@ def test_a_file_that_is_no_table_is_refused(text: str, words: str, tmp_path: Pat
 
 def test_a_given_table_serves_for_its_time_alone(tmp_path: Path) -> None:
     path = tmp_path / "table.py"
-    path.write_text("FAMILY = 'mine'\nMODEL_TYPES = ('never-heard-of',)\n\ndef table(c):\n    return c.count('x')\n")
+    path.write_text(
+        "from tpshard.table import Table\nFAMILY = 'mine'\nMODEL_TYPES = ('never-heard-of',)\n\n"
+        "def table(c):\n    return Table(c.count('x'))\n"
+    )
     with given_table(path):
-        assert table_for({"model_type": "never-heard-of", "x": 7}) == 7  # type: ignore[comparison-overlap]
+        assert table_for({"model_type": "never-heard-of", "x": 7}).layers == 7
     with pytest.raises(UnsupportedError, match="never-heard-of"):
         table_for({"model_type": "never-heard-of", "x": 7})
 
