@@ -7,9 +7,9 @@ Source: transformers ``models/apertus/modeling_apertus.py``, ``models/apertus1p5
 
 from __future__ import annotations
 
+from tpshard.axes import Padded
 from tpshard.blocks.dense import attention, channels_of, heads_of, mlp, norms, vocabulary_of
 from tpshard.config import Config
-from tpshard.partition import Padded
 from tpshard.table import Table
 
 FAMILY = "apertus"

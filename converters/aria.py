@@ -7,9 +7,9 @@ Source: transformers ``models/aria/modeling_aria.py``.
 
 from __future__ import annotations
 
+from tpshard.axes import Heads
 from tpshard.blocks.composite import MODEL, include_language, include_tower, language_config, projector
 from tpshard.config import Config
-from tpshard.partition import Heads
 from tpshard.registry import part_of
 from tpshard.table import Table
 

@@ -6,6 +6,7 @@ Source: transformers ``models/bailing_hybrid/modeling_bailing_hybrid.py``; names
 
 from __future__ import annotations
 
+from tpshard.axes import Units
 from tpshard.blocks.dense import (
     channels_of,
     expert_channels,
@@ -17,7 +18,6 @@ from tpshard.blocks.dense import (
 )
 from tpshard.blocks.mixers import ATTENTION, RECURRENT, every_nth, kimi_delta_attention, layers_of
 from tpshard.config import Config
-from tpshard.partition import Units
 from tpshard.table import Table
 
 FAMILY = "bailing_hybrid"

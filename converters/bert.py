@@ -7,10 +7,10 @@ Source: transformers ``models/{bert,ernie,big_bird,layoutlm,roc_bert,tapas}/mode
 
 from __future__ import annotations
 
+from tpshard.axes import Padded
 from tpshard.blocks.dense import vocabulary_of
 from tpshard.blocks.encoders import embeddings, encoder_layer, encoder_of, masked_head, pooler, task_heads
 from tpshard.config import Config
-from tpshard.partition import Padded
 from tpshard.table import Table
 
 FAMILY = "bert"

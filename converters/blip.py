@@ -7,11 +7,11 @@ Source: transformers ``models/{blip,blip_2,instructblip,instructblipvideo}/model
 
 from __future__ import annotations
 
+from tpshard.axes import Heads
 from tpshard.blocks.composite import include_tower, whole_projector
 from tpshard.blocks.dense import attention, channels_of, mlp, norms, vocabulary_of
 from tpshard.blocks.encoders import embeddings, encoder_layer, encoder_of, layer_norms, masked_head, pooler
 from tpshard.config import Config
-from tpshard.partition import Heads
 from tpshard.registry import part_of, table_of
 from tpshard.table import Table
 

@@ -5,9 +5,9 @@ Source: transformers ``models/bloom/modeling_bloom.py`` (``_reshape``, ``view(..
 
 from __future__ import annotations
 
+from tpshard.axes import Heads, Padded, Units
 from tpshard.blocks.dense import mlp, norms
 from tpshard.config import Config
-from tpshard.partition import Heads, Padded, Units
 from tpshard.table import Table
 
 FAMILY = "bloom"

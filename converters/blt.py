@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tpshard.axes import Heads, Padded, Units
 from tpshard.blocks.dense import attention, gated_mlp, norms
 from tpshard.config import Config
-from tpshard.partition import Heads, Padded, Units
 from tpshard.table import Table
 
 FAMILY = "blt"

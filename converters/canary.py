@@ -5,9 +5,9 @@ Source: transformers ``models/canary/modeling_canary.py``.
 
 from __future__ import annotations
 
+from tpshard.axes import Padded, Units
 from tpshard.blocks.dense import attention, heads_of, mlp
 from tpshard.config import Config
-from tpshard.partition import Padded, Units
 from tpshard.registry import part_of, table_of
 from tpshard.table import Table
 

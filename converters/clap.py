@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from tpshard.axes import Heads, Units
 from tpshard.blocks.dense import vocabulary_of
 from tpshard.blocks.encoders import embeddings, encoder_layer, encoder_of, pooler
 from tpshard.config import Config
 from tpshard.errors import DamagedError
-from tpshard.partition import Heads, Units
 from tpshard.registry import part_of, table_of
 from tpshard.table import Table
 

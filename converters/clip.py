@@ -7,10 +7,10 @@ Source: transformers ``models/{chinese_clip,clip,siglip,siglip2,owlvit}/modeling
 
 from __future__ import annotations
 
+from tpshard.axes import Heads
 from tpshard.blocks.composite import MODEL, include_tower, whole_projector
 from tpshard.blocks.dense import attention, channels_of, mlp, norms, vocabulary_of
 from tpshard.config import Config
-from tpshard.partition import Heads
 from tpshard.registry import part_of, table_of
 from tpshard.table import Table
 

@@ -8,9 +8,9 @@ Source: transformers ``models/{clip,siglip,siglip2,idefics2,idefics3,smolvlm,vid
 
 from __future__ import annotations
 
+from tpshard.axes import Heads, Units
 from tpshard.blocks.dense import attention, mlp, norms
 from tpshard.config import Config
-from tpshard.partition import Heads, Units
 from tpshard.table import Table
 
 FAMILY = "clip_vision"

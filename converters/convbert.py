@@ -7,10 +7,10 @@ Source: transformers ``models/convbert/modeling_convbert.py``; arXiv 2008.02496.
 
 from __future__ import annotations
 
+from tpshard.axes import Units
 from tpshard.blocks.dense import mlp, vocabulary_of
 from tpshard.blocks.encoders import embeddings, layer_norms, task_heads
 from tpshard.config import Config
-from tpshard.partition import Units
 from tpshard.table import ADDED_ONCE, Table
 
 FAMILY = "convbert"

@@ -7,9 +7,9 @@ Source: transformers ``models/cpmant/modeling_cpmant.py``.
 
 from __future__ import annotations
 
+from tpshard.axes import Padded, Units
 from tpshard.blocks.dense import attention, gated_mlp, heads_of, vocabulary_of
 from tpshard.config import Config
-from tpshard.partition import Padded, Units
 from tpshard.table import Table
 
 FAMILY = "cpmant"

@@ -5,9 +5,9 @@ Source: transformers ``models/ctrl/modeling_ctrl.py``.
 
 from __future__ import annotations
 
+from tpshard.axes import Heads, Padded, Units
 from tpshard.blocks.dense import attention, mlp, norms
 from tpshard.config import Config
-from tpshard.partition import Heads, Padded, Units
 from tpshard.table import Table
 
 FAMILY = "ctrl"

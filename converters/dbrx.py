@@ -5,9 +5,9 @@ Source: transformers ``models/dbrx/modeling_dbrx.py``.
 
 from __future__ import annotations
 
+from tpshard.axes import Heads, Units
 from tpshard.blocks.dense import vocabulary_of
 from tpshard.config import Config
-from tpshard.partition import Heads, Units
 from tpshard.table import Table
 
 FAMILY = "dbrx"

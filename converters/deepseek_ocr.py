@@ -6,6 +6,7 @@ Source: transformers ``models/{deepseek_ocr2,unlimited_ocr}/modeling_*.py``; nam
 
 from __future__ import annotations
 
+from tpshard.axes import Heads, Units
 from tpshard.blocks.composite import MODEL, include_language, language_config
 from tpshard.blocks.dense import (
     attention,
@@ -19,7 +20,6 @@ from tpshard.blocks.dense import (
 )
 from tpshard.blocks.experts import mixed_layers, mixture, shared_channels
 from tpshard.config import Config
-from tpshard.partition import Heads, Units
 from tpshard.table import Table
 
 FAMILY = "deepseek_ocr"

@@ -8,11 +8,11 @@ Source: transformers ``models/deepseek_v4/modeling_deepseek_v4.py``, names on di
 
 from __future__ import annotations
 
+from tpshard.axes import Units
 from tpshard.blocks.dense import MIXTRAL, expert_channels, experts, gated_mlp, norms, vocabulary_of
 from tpshard.blocks.experts import shared_channels
 from tpshard.config import Config
 from tpshard.errors import UnsupportedError
-from tpshard.partition import Units
 from tpshard.table import Table
 
 FAMILY = "deepseek_v4"

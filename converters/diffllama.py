@@ -7,10 +7,10 @@ Source: transformers ``models/diffllama/modeling_diffllama.py``; arXiv 2410.0525
 
 from __future__ import annotations
 
+from tpshard.axes import Heads
 from tpshard.blocks.dense import attention, channels_of, decoder, gated_mlp, heads_of, norms
 from tpshard.config import Config
 from tpshard.errors import UnsupportedError
-from tpshard.partition import Heads
 from tpshard.table import Table
 
 FAMILY = "diffllama"

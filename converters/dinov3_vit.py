@@ -5,9 +5,9 @@ Source: transformers ``models/dinov3_vit/modeling_dinov3_vit.py``.
 
 from __future__ import annotations
 
+from tpshard.axes import Heads
 from tpshard.blocks.dense import channels_of, norms
 from tpshard.config import Config
-from tpshard.partition import Heads
 from tpshard.table import Table
 
 FAMILY = "dinov3_vit"

@@ -5,10 +5,10 @@ Source: transformers ``models/distilbert/modeling_distilbert.py``.
 
 from __future__ import annotations
 
+from tpshard.axes import Heads, Units
 from tpshard.blocks.dense import attention, mlp, vocabulary_of
 from tpshard.blocks.encoders import embeddings, layer_norms, task_heads
 from tpshard.config import Config
-from tpshard.partition import Heads, Units
 from tpshard.table import Table
 
 FAMILY = "distilbert"

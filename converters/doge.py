@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from math import isqrt
 
+from tpshard.axes import Units
 from tpshard.blocks.dense import channels_of, decoder, gated_mlp, heads_of, norms
 from tpshard.config import Config
-from tpshard.partition import Units
 from tpshard.table import NEEDS_GATHER, Table
 
 FAMILY = "doge"

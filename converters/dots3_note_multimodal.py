@@ -5,10 +5,10 @@ Source: transformers ``models/dots3_note/{modeling,configuration}_dots3_note.py`
 
 from __future__ import annotations
 
+from tpshard.axes import Heads, Units
 from tpshard.blocks.composite import LANGUAGE, language_config, projector
 from tpshard.blocks.dense import channels_of, gated_mlp, norms
 from tpshard.config import Config
-from tpshard.partition import Heads, Units
 from tpshard.registry import table_of
 from tpshard.table import Table
 

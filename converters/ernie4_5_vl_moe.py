@@ -7,11 +7,11 @@ Source: transformers ``models/ernie4_5_vl_moe/modeling_ernie4_5_vl_moe.py`` and 
 
 from __future__ import annotations
 
+from tpshard.axes import Heads, Units
 from tpshard.blocks.composite import MODEL, include_tower, language_config, projector, whole_projector
 from tpshard.blocks.dense import attention, channels_of, decoder, gated_mlp, heads_of, mlp, norms
 from tpshard.blocks.experts import mixed_layers, shared_channels
 from tpshard.config import Config
-from tpshard.partition import Heads, Units
 from tpshard.registry import part_of, table_of
 from tpshard.table import Table
 

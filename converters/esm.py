@@ -6,7 +6,7 @@ Source: transformers ``models/esm/modeling_esm.py``.
 from __future__ import annotations
 
 from tpshard.blocks.dense import heads_of, vocabulary_of
-from tpshard.blocks.encoders import encoder_layer, encoder_of, layer_norms, masked_head, pooler, task_heads
+from tpshard.blocks.encoders import encoder_layer, encoder_of, layer_norms, pooler, roberta_head, task_heads
 from tpshard.config import Config
 from tpshard.table import BEHIND_PADDING, Table
 
@@ -34,10 +34,6 @@ def table(c: Config) -> Table:
     maps = layers * heads_of(c).query_heads
     t.linear("@contact_head.regression", 1, maps, role="pooler", bias=None, optional=True)
     pooler(t, e.hidden)
-    tied = c.flag("tie_word_embeddings", default=True)
-    masked_head(
-        t, e.hidden, e.hidden, vocab, at="lm_head", dense="dense", norm="layer_norm",
-        tied_to="@embeddings.word_embeddings.weight" if tied else None, bias_after=True,
-    )  # fmt: skip
+    roberta_head(t, c, e.hidden, vocab, bias_after=True)
     task_heads(t, e.hidden)
     return t

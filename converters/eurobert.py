@@ -7,10 +7,10 @@ Source: transformers ``models/{eurobert,ultrabert,esmc}/modeling_*.py``.
 
 from __future__ import annotations
 
+from tpshard.axes import Dim, Units
 from tpshard.blocks.dense import attention, channels_of, gated_mlp, heads_of, norms, vocabulary_of
 from tpshard.blocks.encoders import masked_head, task_heads
 from tpshard.config import Config
-from tpshard.partition import Dim, Units
 from tpshard.table import Table
 
 FAMILY = "eurobert"

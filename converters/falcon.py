@@ -7,8 +7,8 @@ Source: transformers ``models/falcon/modeling_falcon.py``, ``_split_heads`` and 
 
 from __future__ import annotations
 
+from tpshard.axes import Heads, Padded, Units
 from tpshard.config import Config
-from tpshard.partition import Heads, Padded, Units
 from tpshard.table import Table
 
 FAMILY = "falcon"

@@ -6,9 +6,9 @@ embedding are often one tensor. Source: transformers ``models/fsmt/modeling_fsmt
 
 from __future__ import annotations
 
+from tpshard.axes import Padded
 from tpshard.blocks.encdec import layer_of, side, side_axes
 from tpshard.config import Config
-from tpshard.partition import Padded
 from tpshard.table import Table
 
 FAMILY = "fsmt"

@@ -6,9 +6,9 @@ Source: transformers ``models/funnel/modeling_funnel.py``; arXiv 2006.03236.
 
 from __future__ import annotations
 
+from tpshard.axes import Dim, Units
 from tpshard.blocks.dense import mlp, vocabulary_of
 from tpshard.config import Config
-from tpshard.partition import Dim, Units
 from tpshard.table import AFTER_SUM, Table
 
 FAMILY = "funnel"

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tpshard.axes import Heads, Units
 from tpshard.blocks.dense import attention, decoder, layer_inputs, norms
 from tpshard.config import Config
-from tpshard.partition import Heads, Units
 from tpshard.table import NEEDS_GATHER, UNUSED, Table
 
 FAMILY = "gemma3n"

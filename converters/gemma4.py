@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tpshard.axes import Heads, Units
 from tpshard.blocks.dense import decoder, expert_channels, experts, gated_mlp, layer_inputs, norms
 from tpshard.config import Config
-from tpshard.partition import Heads, Units
 from tpshard.table import UNUSED, Table
 
 FAMILY = "gemma4"

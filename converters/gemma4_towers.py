@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from tpshard.axes import AnyDim, Heads, Units
 from tpshard.blocks.dense import norms
 from tpshard.config import Config
-from tpshard.partition import AnyDim, Heads, Units
 from tpshard.table import Table
 
 FAMILY = "gemma4_towers"

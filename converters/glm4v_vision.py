@@ -6,10 +6,10 @@ Source: transformers ``models/glm4v/modeling_glm4v.py``.
 
 from __future__ import annotations
 
+from tpshard.axes import Heads, Units
 from tpshard.blocks.composite import projector_channels
 from tpshard.blocks.dense import gated_mlp, norms
 from tpshard.config import Config
-from tpshard.partition import Heads, Units
 from tpshard.table import Table
 
 FAMILY = "glm4v_vision"

@@ -6,10 +6,10 @@ Source: transformers ``models/glm_ocr/modeling_glm_ocr.py``, ``models/glm5_next/
 
 from __future__ import annotations
 
+from tpshard.axes import Heads
 from tpshard.blocks.composite import projector_channels
 from tpshard.blocks.dense import channels_of, gated_mlp, norms
 from tpshard.config import Config
-from tpshard.partition import Heads
 from tpshard.table import Table
 
 FAMILY = "glm_ocr_vision"

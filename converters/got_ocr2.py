@@ -7,10 +7,10 @@ Source: transformers ``models/got_ocr2/modeling_got_ocr2.py``.
 
 from __future__ import annotations
 
+from tpshard.axes import Heads, Units
 from tpshard.blocks.composite import MODEL, include_language, include_tower, language_config, whole_projector
 from tpshard.blocks.dense import mlp, norms
 from tpshard.config import Config
-from tpshard.partition import Heads, Units
 from tpshard.registry import part_of
 from tpshard.table import Table
 

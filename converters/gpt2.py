@@ -6,9 +6,9 @@ Source: transformers ``models/{gpt2,openai}/modeling_*.py`` and ``pytorch_utils.
 
 from __future__ import annotations
 
+from tpshard.axes import Heads, Padded, Units
 from tpshard.blocks.dense import norms
 from tpshard.config import Config
-from tpshard.partition import Heads, Padded, Units
 from tpshard.table import Table
 
 FAMILY = "gpt2"

@@ -6,8 +6,8 @@ Source: transformers ``models/gpt_bigcode/modeling_gpt_bigcode.py``.
 
 from __future__ import annotations
 
+from tpshard.axes import Heads, Padded, Units
 from tpshard.config import Config
-from tpshard.partition import Heads, Padded, Units
 from tpshard.table import Table
 
 FAMILY = "gpt_bigcode"

@@ -7,9 +7,9 @@ Source: transformers ``models/gpt_neox/modeling_gpt_neox.py`` (``view(..., heads
 
 from __future__ import annotations
 
+from tpshard.axes import Heads, Padded, Units
 from tpshard.blocks.dense import mlp, norms
 from tpshard.config import Config
-from tpshard.partition import Heads, Padded, Units
 from tpshard.table import Table
 
 FAMILY = "gpt_neox"

@@ -5,8 +5,8 @@ Source: transformers ``models/gpt_oss/modeling_gpt_oss.py`` (``gate_up[..., ::2]
 
 from __future__ import annotations
 
+from tpshard.axes import Heads, Padded, Units
 from tpshard.config import Config
-from tpshard.partition import Heads, Padded, Units
 from tpshard.table import ADDED_ONCE, Table
 
 FAMILY = "gpt_oss"

@@ -10,10 +10,10 @@ from __future__ import annotations
 from functools import reduce
 from operator import add
 
+from tpshard.axes import Dim, Heads, Padded, Units
 from tpshard.blocks.dense import attention, mlp
 from tpshard.config import Config
 from tpshard.errors import UnsupportedError
-from tpshard.partition import Dim, Heads, Padded, Units
 from tpshard.table import Table
 
 FAMILY = "gptj"

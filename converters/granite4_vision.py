@@ -6,11 +6,11 @@ Source: transformers ``models/granite4_vision/modeling_granite4_vision.py``, ``m
 
 from __future__ import annotations
 
+from tpshard.axes import Heads, Units
 from tpshard.blocks.composite import MODEL, include_language, include_tower, language_config
 from tpshard.blocks.dense import attention, mlp
 from tpshard.config import Config
 from tpshard.errors import DamagedError
-from tpshard.partition import Heads, Units
 from tpshard.registry import part_of
 from tpshard.table import Table
 

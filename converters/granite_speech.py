@@ -2,24 +2,24 @@
 
 The encoder is cut by heads and channels; the Q-former between the two stays whole, as do the encoder's two small
 matrices in the middle, which make text of it in training and feed that back.
-Source: transformers ``models/granite_speech/modeling_granite_speech.py``.
+Source: transformers ``models/{granite_speech,granite_speech_plus}/modeling_*.py``.
 """
 
 from __future__ import annotations
 
+from tpshard.axes import Heads, Units
 from tpshard.blocks.composite import MODEL, include_language, include_tower, language_config
 from tpshard.blocks.mixers import convolution
 from tpshard.blocks.speech import norm_inside, pointwise
 from tpshard.config import Config
-from tpshard.partition import Heads, Units
 from tpshard.registry import part_of
 from tpshard.table import Table
 
 FAMILY = "granite_speech"
-USUAL = {"granite_speech_encoder": {"input_dim": 160, "num_layers": 10, "hidden_dim": 1024, "feedforward_mult": 4,
-                                    "num_heads": 8, "output_dim": 42, "max_pos_emb": 512, "conv_kernel_size": 15,
-                                    "conv_expansion_factor": 2}}  # fmt: skip
-MODEL_TYPES = ("granite_speech", *USUAL)
+_ENCODER = {"input_dim": 160, "num_layers": 10, "hidden_dim": 1024, "feedforward_mult": 4, "num_heads": 8,
+            "output_dim": 42, "max_pos_emb": 512, "conv_kernel_size": 15, "conv_expansion_factor": 2}  # fmt: skip
+USUAL = {"granite_speech_encoder": _ENCODER, "granite_speech_plus_encoder": _ENCODER}
+MODEL_TYPES = ("granite_speech", "granite_speech_plus", *USUAL)
 
 
 def table(c: Config) -> Table:
@@ -27,7 +27,7 @@ def table(c: Config) -> Table:
         return _encoder(c)
     t = Table(0, prefixes=MODEL)
     include_language(t, language_config(c, "text_config", model_type="granite", tied=True))
-    include_tower(t, part_of(c, "encoder_config", model_type="granite_speech_encoder"), "encoder", axes="audio_")
+    include_tower(t, part_of(c, "encoder_config", model_type=f"{c.model_type}_encoder"), "encoder", axes="audio_")
     t.whole_module("@projector", why="a Q-former of two layers over windows of a few frames")
     return t
 

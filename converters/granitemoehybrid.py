@@ -5,10 +5,10 @@ Source: transformers ``models/granitemoehybrid/modeling_granitemoehybrid.py``; n
 
 from __future__ import annotations
 
+from tpshard.axes import Units
 from tpshard.blocks.dense import attention, channels_of, decoder, fused_mlp, heads_of, norms
 from tpshard.blocks.mixers import ATTENTION, RECURRENT, layers_of, mamba2, state_heads, widened
 from tpshard.config import Config
-from tpshard.partition import Units
 from tpshard.table import Table
 
 FAMILY = "granitemoehybrid"

@@ -7,10 +7,10 @@ Source: transformers ``models/groupvit/modeling_groupvit.py``.
 
 from __future__ import annotations
 
+from tpshard.axes import Dim, Heads, Units
 from tpshard.blocks.dense import attention, channels_of, mlp, norms
 from tpshard.blocks.encdec import OUT
 from tpshard.config import Config
-from tpshard.partition import Dim, Heads, Units
 from tpshard.registry import part_of, table_of
 from tpshard.table import Table
 

@@ -5,9 +5,9 @@ Source: transformers ``models/hrm_text/{modeling,configuration}_hrm_text.py``; n
 
 from __future__ import annotations
 
+from tpshard.axes import Units
 from tpshard.blocks.dense import channels_of, fused_mlp, vocabulary_of
 from tpshard.config import Config
-from tpshard.partition import Units
 from tpshard.table import Table
 
 FAMILY = "hrm_text"

@@ -6,10 +6,10 @@ names are ``vit``, ``dense_h_to_4h``, ``perceive``).
 
 from __future__ import annotations
 
+from tpshard.axes import Heads
 from tpshard.blocks.composite import MODEL, include_language, include_tower, language_config
 from tpshard.blocks.dense import attention, channels_of, mlp, norms
 from tpshard.config import Config
-from tpshard.partition import Heads
 from tpshard.registry import part_of
 from tpshard.table import Table
 

@@ -7,6 +7,7 @@ Source: transformers ``models/{hy_v4,axk2}/modeling_*.py``, names on disk from `
 
 from __future__ import annotations
 
+from tpshard.axes import Units
 from tpshard.blocks.dense import (
     channels_of,
     decoder,
@@ -20,7 +21,6 @@ from tpshard.blocks.dense import (
 )  # fmt: skip
 from tpshard.blocks.experts import CORRECTION, mixed_layers, mixture, shared_channels
 from tpshard.config import Config
-from tpshard.partition import Units
 from tpshard.table import Table
 
 FAMILY = "hy_v4"

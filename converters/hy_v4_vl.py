@@ -5,10 +5,10 @@ Source: transformers ``models/hy_v4_vl/modeling_hy_v4_vl.py``, names on disk fro
 
 from __future__ import annotations
 
+from tpshard.axes import Heads
 from tpshard.blocks.composite import MODEL, include_language, include_tower, language_config
 from tpshard.blocks.dense import attention, channels_of, mlp, norms
 from tpshard.config import Config
-from tpshard.partition import Heads
 from tpshard.registry import part_of
 from tpshard.table import Table
 

@@ -7,10 +7,10 @@ Source: transformers ``models/ibert/{modeling_ibert,quant_modules}.py``; arXiv 2
 
 from __future__ import annotations
 
+from tpshard.axes import Dim
 from tpshard.blocks.dense import vocabulary_of
-from tpshard.blocks.encoders import embeddings, encoder_layer, encoder_of, masked_head, pooler, task_heads
+from tpshard.blocks.encoders import embeddings, encoder_layer, encoder_of, pooler, roberta_head, task_heads
 from tpshard.config import Config
-from tpshard.partition import Dim
 from tpshard.table import Table
 
 FAMILY = "ibert"
@@ -44,11 +44,7 @@ def table(c: Config) -> Table:
     for norm in ("@embeddings.LayerNorm", f"{layer}.attention.output.LayerNorm", f"{layer}.output.LayerNorm"):
         t.tensor(f"{norm}.shift", 1, role="buffer")
     pooler(t, e.hidden)
-    tied = c.flag("tie_word_embeddings", default=True)
-    masked_head(
-        t, e.hidden, e.hidden, vocab, at="lm_head", dense="dense", norm="layer_norm",
-        tied_to="@embeddings.word_embeddings.weight" if tied else None,
-    )  # fmt: skip
+    roberta_head(t, c, e.hidden, vocab)
     task_heads(t, e.hidden)
     return t
 

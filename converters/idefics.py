@@ -7,10 +7,10 @@ Source: transformers ``models/idefics/{modeling_idefics,perceiver,vision}.py``.
 
 from __future__ import annotations
 
+from tpshard.axes import Dim, Heads, Units
 from tpshard.blocks.composite import MODEL, include_tower
 from tpshard.blocks.dense import attention, channels_of, decoder, gated_mlp, heads_of, mlp, norms
 from tpshard.config import Config
-from tpshard.partition import Dim, Heads, Units
 from tpshard.registry import part_of
 from tpshard.table import Table
 

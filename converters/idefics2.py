@@ -7,6 +7,7 @@ Source: transformers ``models/{idefics2,idefics3,smolvlm}/modeling_*.py``.
 
 from __future__ import annotations
 
+from tpshard.axes import Heads, Units
 from tpshard.blocks.composite import (
     MODEL,
     include_language,
@@ -17,7 +18,6 @@ from tpshard.blocks.composite import (
 )  # fmt: skip
 from tpshard.blocks.dense import attention, gated_mlp, norms
 from tpshard.config import Config
-from tpshard.partition import Heads, Units
 from tpshard.registry import part_of
 from tpshard.table import Table
 

@@ -6,11 +6,11 @@ Source: transformers ``models/inkling/{modeling,configuration}_inkling.py``.
 
 from __future__ import annotations
 
+from tpshard.axes import Heads, Units
 from tpshard.blocks.dense import attention, channels_of, expert_channels, experts, gated_mlp, norms, vocabulary_of
 from tpshard.blocks.experts import CORRECTION, mixed_layers
 from tpshard.blocks.mixers import layers_of
 from tpshard.config import Config
-from tpshard.partition import Heads, Units
 from tpshard.table import Table
 
 FAMILY = "inkling"

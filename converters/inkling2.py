@@ -7,10 +7,10 @@ Source: transformers ``models/inkling2{,_loop}/modeling_inkling2*.py``, names on
 
 from __future__ import annotations
 
+from tpshard.axes import Heads, Units
 from tpshard.blocks.dense import norms, vocabulary_of
 from tpshard.blocks.mixers import layers_of
 from tpshard.config import Config
-from tpshard.partition import Heads, Units
 from tpshard.table import Table
 
 FAMILY = "inkling2"

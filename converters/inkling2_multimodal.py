@@ -5,10 +5,10 @@ Source: transformers ``models/inkling2/modeling_inkling2.py``, names on disk fro
 
 from __future__ import annotations
 
+from tpshard.axes import Heads, Units
 from tpshard.blocks.composite import MODEL, include_tower, language_config, projector_channels
 from tpshard.blocks.dense import attention, mlp, norms
 from tpshard.config import Config
-from tpshard.partition import Heads, Units
 from tpshard.registry import part_of, table_of
 from tpshard.table import Table
 

@@ -6,10 +6,10 @@ Source: transformers ``models/internvl/modeling_internvl.py``.
 
 from __future__ import annotations
 
+from tpshard.axes import Heads
 from tpshard.blocks.dense import attention, channels_of, mlp, norms
 from tpshard.config import Config
 from tpshard.errors import DamagedError
-from tpshard.partition import Heads
 from tpshard.table import Table
 
 FAMILY = "internvl_vision"

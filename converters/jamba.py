@@ -5,10 +5,10 @@ Source: transformers ``models/jamba/modeling_jamba.py``.
 
 from __future__ import annotations
 
+from tpshard.axes import Units
 from tpshard.blocks.dense import attention, channels_of, decoder, experts, gated_mlp, heads_of, norms
 from tpshard.blocks.mixers import mamba1, time_step_rank, widened
 from tpshard.config import Config
-from tpshard.partition import Units
 from tpshard.table import Table
 
 FAMILY = "jamba"

@@ -7,9 +7,9 @@ Source: transformers ``models/jetmoe/modeling_jetmoe.py``.
 
 from __future__ import annotations
 
+from tpshard.axes import Units
 from tpshard.blocks.dense import decoder, expert_channels, norms
 from tpshard.config import Config
-from tpshard.partition import Units
 from tpshard.table import Table
 
 FAMILY = "jetmoe"

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tpshard.axes import Heads
 from tpshard.blocks.composite import LANGUAGE, include_tower, language_config, projector
 from tpshard.blocks.dense import channels_of, mlp, norms
 from tpshard.config import Config
-from tpshard.partition import Heads
 from tpshard.registry import part_of, table_of
 from tpshard.table import Table
 

@@ -7,6 +7,7 @@ Source: transformers ``models/kimi_linear/modeling_kimi_linear.py``; names on di
 
 from __future__ import annotations
 
+from tpshard.axes import Units
 from tpshard.blocks.dense import (
     MIXTRAL,
     channels_of,
@@ -19,7 +20,6 @@ from tpshard.blocks.dense import (
 )
 from tpshard.blocks.mixers import ATTENTION, RECURRENT, kimi_delta_attention, layers_of
 from tpshard.config import Config
-from tpshard.partition import Units
 from tpshard.table import Table
 
 FAMILY = "kimi_linear"

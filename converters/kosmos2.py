@@ -7,11 +7,11 @@ Source: transformers ``models/{kosmos2,kosmos2_5}/modeling_*.py``.
 
 from __future__ import annotations
 
+from tpshard.axes import Heads, Units
 from tpshard.blocks.composite import include_tower, whole_projector
 from tpshard.blocks.dense import attention, channels_of, gated_mlp, mlp, norms, vocabulary_of
 from tpshard.blocks.encdec import OUT, attend, head_size
 from tpshard.config import Config
-from tpshard.partition import Heads, Units
 from tpshard.registry import part_of, table_of
 from tpshard.table import Table
 

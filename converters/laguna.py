@@ -5,10 +5,10 @@ Source: transformers ``models/laguna/modeling_laguna.py``.
 
 from __future__ import annotations
 
+from tpshard.axes import Heads
 from tpshard.blocks.dense import attention, channels_of, decoder, expert_channels, gated_mlp, norms
 from tpshard.blocks.experts import mixed_layers, mixture, shared_channels
 from tpshard.config import Config
-from tpshard.partition import Heads
 from tpshard.table import Table
 
 FAMILY = "laguna"

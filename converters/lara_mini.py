@@ -5,10 +5,10 @@ Source: transformers ``models/lara_mini/modeling_lara_mini.py``; names on disk: 
 
 from __future__ import annotations
 
+from tpshard.axes import Units
 from tpshard.blocks.dense import attention, decoder, expert_channels, experts, gated_mlp, heads_of, norms
 from tpshard.blocks.mixers import ATTENTION, RECURRENT, delta_heads, delta_net, layers_of
 from tpshard.config import Config
-from tpshard.partition import Units
 from tpshard.table import Table
 
 FAMILY = "lara_mini"

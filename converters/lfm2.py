@@ -5,10 +5,10 @@ Source: transformers ``models/lfm2``, ``models/lfm2_moe``, ``models/lfm3``; name
 
 from __future__ import annotations
 
+from tpshard.axes import Dim, Units
 from tpshard.blocks.dense import MIXTRAL, attention, decoder, expert_channels, experts, gated_mlp, heads_of, norms
 from tpshard.blocks.mixers import ATTENTION, layers_of, short_convolution
 from tpshard.config import Config
-from tpshard.partition import Dim, Units
 from tpshard.table import Table
 
 FAMILY = "lfm2"

@@ -7,11 +7,11 @@ Source: transformers ``models/{lfm2_vl,lfm3_vl}/modeling_*.py``, names on disk f
 
 from __future__ import annotations
 
+from tpshard.axes import Units
 from tpshard.blocks.composite import MODEL, include_language, include_tower, input_norm, language_config, projector
 from tpshard.blocks.dense import MIXTRAL, attention, channels_of, gated_mlp, heads_of, norms
 from tpshard.blocks.mixers import ATTENTION, layers_of
 from tpshard.config import Config
-from tpshard.partition import Units
 from tpshard.registry import part_of
 from tpshard.table import Table
 

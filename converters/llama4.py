@@ -6,11 +6,11 @@ Source: transformers ``models/llama4/modeling_llama4.py``.
 
 from __future__ import annotations
 
+from tpshard.axes import Heads
 from tpshard.blocks.composite import MODEL, include_language, include_tower, language_config, projector, whole_projector
 from tpshard.blocks.dense import attention, channels_of, decoder, expert_channels, gated_mlp, heads_of, mlp, norms
 from tpshard.blocks.experts import layers_where, shared_channels
 from tpshard.config import Config
-from tpshard.partition import Heads
 from tpshard.registry import part_of
 from tpshard.table import Table
 

@@ -6,6 +6,7 @@ Source: transformers ``models/luke/modeling_luke.py``; arXiv 2010.01057.
 
 from __future__ import annotations
 
+from tpshard.axes import Padded
 from tpshard.blocks.dense import vocabulary_of
 from tpshard.blocks.encoders import (
     Encoder,
@@ -15,10 +16,10 @@ from tpshard.blocks.encoders import (
     layer_norms,
     masked_head,
     pooler,
+    roberta_head,
     task_heads,
 )
 from tpshard.config import Config
-from tpshard.partition import Padded
 from tpshard.table import Table
 
 FAMILY = "luke"
@@ -37,11 +38,7 @@ def table(c: Config) -> Table:
             t.linear(f"@encoder.layer.{{layer}}.attention.self.{pair}_query", e.q, e.hidden, role="q", bias=True)
     pooler(t, e.hidden)
     _entities(t, c, e)
-    tied = c.flag("tie_word_embeddings", default=True)
-    masked_head(
-        t, e.hidden, e.hidden, vocab, at="lm_head", dense="dense", norm="layer_norm",
-        tied_to="@embeddings.word_embeddings.weight" if tied else None,
-    )  # fmt: skip
+    roberta_head(t, c, e.hidden, vocab)
     task_heads(t, e.hidden)
     return t
 

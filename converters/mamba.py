@@ -5,10 +5,10 @@ Source: transformers ``models/mamba/modeling_mamba.py``, ``models/falcon_mamba/m
 
 from __future__ import annotations
 
+from tpshard.axes import Units
 from tpshard.blocks.dense import vocabulary_of
 from tpshard.blocks.mixers import mamba1, time_step_rank, widened
 from tpshard.config import Config
-from tpshard.partition import Units
 from tpshard.table import Table
 
 FAMILY = "mamba"

@@ -7,10 +7,10 @@ Source: transformers ``models/mimi/modeling_mimi.py``, ``models/kyutai_speech_to
 
 from __future__ import annotations
 
+from tpshard.axes import Padded, Units
 from tpshard.blocks.dense import attention, heads_of, mlp, norms
 from tpshard.blocks.speech import WAVE
 from tpshard.config import Config
-from tpshard.partition import Padded, Units
 from tpshard.registry import part_of, table_of
 from tpshard.table import Table
 

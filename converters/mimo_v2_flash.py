@@ -6,10 +6,10 @@ Source: transformers ``models/mimo_v2_flash/modeling_mimo_v2_flash.py``.
 
 from __future__ import annotations
 
+from tpshard.axes import Heads
 from tpshard.blocks.dense import attention, channels_of, decoder, expert_channels, gated_mlp, norms
 from tpshard.blocks.experts import CORRECTION, DRAFTS, mixed_layers, mixture
 from tpshard.config import Config
-from tpshard.partition import Heads
 from tpshard.table import Table
 
 FAMILY = "mimo_v2_flash"

@@ -6,10 +6,10 @@ Source: transformers ``models/{minicpmv4_6,minicpmv4_7,minicpm_ocr}/modeling_*.p
 
 from __future__ import annotations
 
+from tpshard.axes import Heads
 from tpshard.blocks.composite import MODEL, include_language, include_tower, input_norm, language_config, projector
 from tpshard.blocks.dense import attention
 from tpshard.config import Config
-from tpshard.partition import Heads
 from tpshard.registry import part_of
 from tpshard.table import Table
 

@@ -7,10 +7,10 @@ Source: transformers ``models/minimax/modeling_minimax.py`` (``MiniMaxLightningA
 
 from __future__ import annotations
 
+from tpshard.axes import Units
 from tpshard.blocks.dense import MIXTRAL, attention, channels_of, decoder, experts, heads_of, norms
 from tpshard.blocks.mixers import ATTENTION, RECURRENT, every_nth, layers_of
 from tpshard.config import Config
-from tpshard.partition import Units
 from tpshard.table import Table
 
 FAMILY = "minimax"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tpshard.axes import Dim, Heads
 from tpshard.blocks.composite import MODEL, include_language, include_tower, language_config, projector
 from tpshard.blocks.dense import (
     MIXTRAL,
@@ -24,7 +25,6 @@ from tpshard.blocks.dense import (
 )  # fmt: skip
 from tpshard.blocks.experts import layers_where, shared_channels
 from tpshard.config import Config
-from tpshard.partition import Dim, Heads
 from tpshard.registry import part_of
 from tpshard.table import Table
 

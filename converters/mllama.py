@@ -6,11 +6,11 @@ Source: transformers ``models/mllama/modeling_mllama.py``.
 
 from __future__ import annotations
 
+from tpshard.axes import Padded
 from tpshard.blocks.composite import MODEL, include_language, include_tower, language_config, whole_projector
 from tpshard.blocks.dense import attention, channels_of, gated_mlp, heads_of, norms, vocabulary_of
 from tpshard.config import Config
 from tpshard.errors import DamagedError
-from tpshard.partition import Padded
 from tpshard.registry import part_of
 from tpshard.table import Table
 

@@ -6,9 +6,9 @@ Source: transformers ``models/mllama/modeling_mllama.py`` (``MllamaVisionModel``
 
 from __future__ import annotations
 
+from tpshard.axes import Dim, Heads
 from tpshard.blocks.dense import attention, channels_of, mlp, norms
 from tpshard.config import Config
-from tpshard.partition import Dim, Heads
 from tpshard.table import Table
 
 FAMILY = "mllama_vision"

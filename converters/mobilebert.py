@@ -7,10 +7,10 @@ Source: transformers ``models/mobilebert/modeling_mobilebert.py``; arXiv 2004.02
 
 from __future__ import annotations
 
+from tpshard.axes import Dim, Units
 from tpshard.blocks.dense import channels_of, heads_of, mlp, vocabulary_of
 from tpshard.blocks.encoders import embeddings, layer_norms, pooler, task_heads
 from tpshard.config import Config
-from tpshard.partition import Dim, Units
 from tpshard.table import AFTER_SUM, NEEDS_GATHER, Table
 
 FAMILY = "mobilebert"

@@ -6,9 +6,9 @@ Source: transformers ``models/modernbert/modeling_modernbert.py`` and ``models/m
 
 from __future__ import annotations
 
+from tpshard.axes import Heads
 from tpshard.blocks.dense import attention, channels_of, fused_mlp, heads_of, vocabulary_of
 from tpshard.config import Config
-from tpshard.partition import Heads
 from tpshard.table import Table
 
 FAMILY = "modernbert"

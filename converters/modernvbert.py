@@ -5,11 +5,11 @@ Source: transformers ``models/{modernvbert,ultravbert}/modeling_*.py``.
 
 from __future__ import annotations
 
+from tpshard.axes import Units
 from tpshard.blocks.composite import include_tower
 from tpshard.blocks.dense import vocabulary_of
 from tpshard.blocks.encoders import task_heads
 from tpshard.config import Config
-from tpshard.partition import Units
 from tpshard.registry import part_of, table_of
 from tpshard.table import Table
 

@@ -7,10 +7,10 @@ Source: transformers ``models/molmo2/modeling_molmo2.py``, names on disk from ``
 
 from __future__ import annotations
 
+from tpshard.axes import Heads, Padded, Units
 from tpshard.blocks.composite import MODEL
 from tpshard.blocks.dense import attention, channels_of, fused_mlp, heads_of, mlp, norms, vocabulary_of
 from tpshard.config import Config
-from tpshard.partition import Heads, Padded, Units
 from tpshard.registry import part_of, table_of
 from tpshard.table import Table
 

@@ -6,11 +6,11 @@ Source: transformers ``models/moonshine/modeling_moonshine.py``, ``models/moonsh
 
 from __future__ import annotations
 
+from tpshard.axes import Heads, Padded, Units
 from tpshard.blocks.dense import attention, mlp
 from tpshard.blocks.encdec import lacks
 from tpshard.blocks.speech import WAVE
 from tpshard.config import Config
-from tpshard.partition import Heads, Padded, Units
 from tpshard.table import Table
 
 FAMILY = "moonshine"

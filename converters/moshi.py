@@ -6,9 +6,9 @@ Source: transformers ``models/moshi/modeling_moshi.py`` (``MoshiLinear``, ``Mosh
 
 from __future__ import annotations
 
+from tpshard.axes import Padded, Units
 from tpshard.blocks.dense import attention, fused_mlp, heads_of, norms, vocabulary_of
 from tpshard.config import Config
-from tpshard.partition import Padded, Units
 from tpshard.table import Table
 
 FAMILY = "moshi"

@@ -5,10 +5,10 @@ Source: transformers ``models/moss_transcribe_diarize/modeling_moss_transcribe_d
 
 from __future__ import annotations
 
+from tpshard.axes import Heads
 from tpshard.blocks.composite import MODEL, include_language, include_tower, language_config, projector
 from tpshard.blocks.dense import channels_of, mlp, norms
 from tpshard.config import Config
-from tpshard.partition import Heads
 from tpshard.registry import part_of
 from tpshard.table import Table
 

@@ -6,7 +6,7 @@ Source: transformers ``models/mpnet/modeling_mpnet.py``.
 from __future__ import annotations
 
 from tpshard.blocks.dense import attention, heads_of, mlp, vocabulary_of
-from tpshard.blocks.encoders import embeddings, encoder_of, layer_norms, masked_head, pooler, task_heads
+from tpshard.blocks.encoders import embeddings, encoder_of, layer_norms, pooler, roberta_head, task_heads
 from tpshard.config import Config
 from tpshard.table import Table
 
@@ -28,10 +28,6 @@ def table(c: Config) -> Table:
     mlp(t, layer, e.ffn, e.hidden, names=("intermediate.dense", "output.dense"))
     layer_norms(t, [f"{layer}.attention.LayerNorm", f"{layer}.output.LayerNorm"], e.hidden)
     pooler(t, e.hidden)
-    tied = c.flag("tie_word_embeddings", default=True)
-    masked_head(
-        t, e.hidden, e.hidden, vocab, at="lm_head", dense="dense", norm="layer_norm",
-        tied_to="@embeddings.word_embeddings.weight" if tied else None,
-    )  # fmt: skip
+    roberta_head(t, c, e.hidden, vocab)
     task_heads(t, e.hidden)
     return t

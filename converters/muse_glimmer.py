@@ -5,10 +5,10 @@ Source: transformers ``models/muse_glimmer/modeling_muse_glimmer.py``.
 
 from __future__ import annotations
 
+from tpshard.axes import Heads
 from tpshard.blocks.composite import MODEL, include_language, include_tower, language_config, projector, whole_projector
 from tpshard.blocks.dense import attention, channels_of, decoder, gated_mlp, heads_of, mlp, norms
 from tpshard.config import Config
-from tpshard.partition import Heads
 from tpshard.registry import part_of
 from tpshard.table import Table
 

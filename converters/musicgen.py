@@ -7,10 +7,10 @@ The embeddings of a token's codebooks are added up; each is cut along its own vo
 
 from __future__ import annotations
 
+from tpshard.axes import Heads, Padded, Units
 from tpshard.blocks.dense import mlp
 from tpshard.blocks.encdec import attend, head_size
 from tpshard.config import Config
-from tpshard.partition import Heads, Padded, Units
 from tpshard.table import Table
 
 FAMILY = "musicgen_decoder"

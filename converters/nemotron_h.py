@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tpshard.axes import Units
 from tpshard.blocks.dense import attention, channels_of, expert_channels, heads_of, mlp, vocabulary_of
 from tpshard.blocks.mixers import ATTENTION, RECURRENT, layers_of, mamba2, state_heads
 from tpshard.config import Config
-from tpshard.partition import Units
 from tpshard.table import Table
 
 FAMILY = "nemotron_h"

@@ -6,11 +6,11 @@ Source: transformers ``models/{nemotron_h_omni,radio}/modeling_*.py``, names on 
 
 from __future__ import annotations
 
+from tpshard.axes import Heads, Units
 from tpshard.blocks.composite import input_norm, language_config, projector
 from tpshard.blocks.dense import mlp, norms
 from tpshard.config import Config
 from tpshard.errors import DamagedError
-from tpshard.partition import Heads, Units
 from tpshard.registry import part_of, table_of
 from tpshard.table import Table
 

@@ -6,9 +6,9 @@ Source: transformers ``models/neomme/modeling_neomme.py``.
 
 from __future__ import annotations
 
+from tpshard.axes import Units
 from tpshard.blocks.dense import attention, channels_of, heads_of, mlp, vocabulary_of
 from tpshard.config import Config
-from tpshard.partition import Units
 from tpshard.table import Table
 
 FAMILY = "neomme"

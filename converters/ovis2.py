@@ -7,10 +7,10 @@ Source: transformers ``models/ovis2/modeling_ovis2.py``.
 
 from __future__ import annotations
 
+from tpshard.axes import Heads, Padded, Units
 from tpshard.blocks.composite import MODEL, include_language, include_tower, language_config
 from tpshard.blocks.dense import attention, channels_of, gated_mlp, norms
 from tpshard.config import Config
-from tpshard.partition import Heads, Padded, Units
 from tpshard.registry import part_of
 from tpshard.table import NEEDS_GATHER, Table
 

@@ -5,10 +5,10 @@ Source: transformers ``models/parakeet/modeling_parakeet.py``.
 
 from __future__ import annotations
 
+from tpshard.axes import Padded
 from tpshard.blocks.dense import mlp
 from tpshard.blocks.speech import conformer_convolution, encoder_attention, encoder_channels, encoder_heads, pointwise
 from tpshard.config import Config
-from tpshard.partition import Padded
 from tpshard.registry import part_of, table_of
 from tpshard.table import Table
 

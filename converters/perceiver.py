@@ -6,10 +6,10 @@ Source: transformers ``models/perceiver/modeling_perceiver.py`` (``PerceiverForM
 
 from __future__ import annotations
 
+from tpshard.axes import Heads, Units
 from tpshard.blocks.dense import attention, mlp, vocabulary_of
 from tpshard.blocks.encoders import layer_norms
 from tpshard.config import Config
-from tpshard.partition import Heads, Units
 from tpshard.table import AFTER_SUM, Table
 
 FAMILY = "perceiver"

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 
+from tpshard.axes import Heads, Units
 from tpshard.blocks.composite import MODEL, include_language, language_config, projector
 from tpshard.blocks.dense import mlp, norms
 from tpshard.config import Config
-from tpshard.partition import Heads, Units
 from tpshard.table import Table
 
 FAMILY = "perception_lm"

@@ -5,9 +5,9 @@ Source: transformers ``models/persimmon/modeling_persimmon.py``, ``_split_heads`
 
 from __future__ import annotations
 
+from tpshard.axes import Heads
 from tpshard.blocks.dense import channels_of, decoder, mlp, norms
 from tpshard.config import Config
-from tpshard.partition import Heads
 from tpshard.table import Table
 
 FAMILY = "persimmon"

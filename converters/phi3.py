@@ -5,8 +5,8 @@ Source: transformers ``models/phi3/modeling_phi3.py``.
 
 from __future__ import annotations
 
+from tpshard.axes import Heads, Padded, Units
 from tpshard.config import Config
-from tpshard.partition import Heads, Padded, Units
 from tpshard.table import Table
 
 FAMILY = "phi3"

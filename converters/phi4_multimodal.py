@@ -7,9 +7,9 @@ Source: transformers ``models/phi4_multimodal/modeling_phi4_multimodal.py``.
 
 from __future__ import annotations
 
+from tpshard.axes import Heads, Units
 from tpshard.blocks.dense import attention, fused_mlp, norms
 from tpshard.config import Config
-from tpshard.partition import Heads, Units
 from tpshard.registry import table_of
 from tpshard.table import Table
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tpshard.axes import Padded
 from tpshard.blocks.composite import whole_projector
 from tpshard.blocks.dense import vocabulary_of
 from tpshard.config import Config
-from tpshard.partition import Padded
 from tpshard.registry import part_of, table_of
 from tpshard.table import UNUSED, Table
 

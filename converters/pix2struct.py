@@ -5,10 +5,10 @@ Source: transformers ``models/pix2struct/modeling_pix2struct.py``.
 
 from __future__ import annotations
 
+from tpshard.axes import Heads, Padded, Units
 from tpshard.blocks.dense import attention, gated_mlp, norms
 from tpshard.blocks.t5 import RELATIVE
 from tpshard.config import Config
-from tpshard.partition import Heads, Padded, Units
 from tpshard.table import Table
 
 FAMILY = "pix2struct"

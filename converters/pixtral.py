@@ -5,9 +5,9 @@ Source: transformers ``models/pixtral/modeling_pixtral.py``.
 
 from __future__ import annotations
 
+from tpshard.axes import Heads
 from tpshard.blocks.dense import attention, channels_of, gated_mlp, norms
 from tpshard.config import Config
-from tpshard.partition import Heads
 from tpshard.table import Table
 
 FAMILY = "pixtral"

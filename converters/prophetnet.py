@@ -7,10 +7,10 @@ Source: transformers ``models/prophetnet/modeling_prophetnet.py``.
 
 from __future__ import annotations
 
+from tpshard.axes import Padded
 from tpshard.blocks.dense import attention, mlp
 from tpshard.blocks.encdec import lacks, side_axes
 from tpshard.config import Config
-from tpshard.partition import Padded
 from tpshard.table import Table
 
 FAMILY = "prophetnet"

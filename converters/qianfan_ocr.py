@@ -7,6 +7,7 @@ Source: transformers ``models/qianfan_ocr/modeling_qianfan_ocr.py``, names on di
 
 from __future__ import annotations
 
+from tpshard.axes import Heads
 from tpshard.blocks.composite import (
     LANGUAGE,
     include_respelt,
@@ -18,7 +19,6 @@ from tpshard.blocks.composite import (
 from tpshard.blocks.dense import channels_of, mlp, norms
 from tpshard.config import Config
 from tpshard.errors import DamagedError
-from tpshard.partition import Heads
 from tpshard.registry import part_of, table_of
 from tpshard.table import Table
 

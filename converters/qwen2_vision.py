@@ -7,10 +7,10 @@ Source: transformers ``models/{qwen2_vl,qwen2_5_vl,exaone4_5}/modeling_*.py``.
 
 from __future__ import annotations
 
+from tpshard.axes import Heads, Units
 from tpshard.blocks.composite import input_norm, projector
 from tpshard.blocks.dense import attention, gated_mlp, mlp, norms
 from tpshard.config import Config
-from tpshard.partition import Heads, Units
 from tpshard.table import Table
 
 FAMILY = "qwen2_vision"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tpshard.axes import Units
 from tpshard.blocks.dense import channels_of, decoder, expert_channels, experts, gated_mlp, norms
 from tpshard.blocks.mixers import (
     ATTENTION,
@@ -21,7 +22,6 @@ from tpshard.blocks.mixers import (
     query_gated_attention,
 )
 from tpshard.config import Config
-from tpshard.partition import Units
 from tpshard.table import Table
 
 FAMILY = "qwen3_next"

@@ -7,11 +7,11 @@ Source: transformers ``models/qwen3_vl/modeling_qwen3_vl.py``, ``models/cohere_c
 
 from __future__ import annotations
 
+from tpshard.axes import Heads, Units
 from tpshard.blocks.composite import input_norm, projector
 from tpshard.blocks.dense import mlp, norms
 from tpshard.config import Config
 from tpshard.errors import DamagedError
-from tpshard.partition import Heads, Units
 from tpshard.table import Table
 
 FAMILY = "qwen3_vision"

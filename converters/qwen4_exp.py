@@ -11,6 +11,7 @@ from __future__ import annotations
 from itertools import count, islice
 from math import isqrt
 
+from tpshard.axes import Units
 from tpshard.blocks.dense import decoder, expert_channels, experts, gated_mlp
 from tpshard.blocks.mixers import (
     ATTENTION,
@@ -23,7 +24,6 @@ from tpshard.blocks.mixers import (
 )
 from tpshard.config import Config
 from tpshard.errors import UnsupportedError
-from tpshard.partition import Units
 from tpshard.table import Table
 
 FAMILY = "qwen4_exp"

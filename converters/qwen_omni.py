@@ -1,22 +1,25 @@
-"""The thinkers of Qwen2.5-Omni and Qwen3-Omni: a language model that sees and hears, and the audio encoders of both.
+"""The thinkers of Qwen2.5-Omni and Qwen3-Omni: a language model that sees and hears, and their audio encoders.
 
 The encoders are Whisper's layers behind convolutions. Beside a talker the thinker's names start with ``thinker.``.
-Source: transformers ``models/{qwen2_5_omni,qwen3_omni_moe}/modeling_*.py``.
+Qwen3-ASR hears alone, and its matrices behind the encoder are the model's.
+Source: transformers ``models/{qwen2_5_omni,qwen3_omni_moe,qwen3_asr}/modeling_*.py``.
 """
 
 from __future__ import annotations
 
+from tpshard.axes import Heads, Units
 from tpshard.blocks.composite import (
     MODEL,
+    include_language,
     include_tower,
     input_norm,
     language_config,
+    projector,
     projector_channels,
     whole_projector,
 )
 from tpshard.blocks.dense import mlp, norms
 from tpshard.config import Config
-from tpshard.partition import Heads, Units
 from tpshard.registry import part_of, table_of
 from tpshard.table import Table
 
@@ -27,12 +30,25 @@ PARTS = {  # the model types of the language model, the tower and the audio enco
 }
 _AUDIO = {"num_mel_bins": 128, "encoder_layers": 32, "encoder_attention_heads": 20, "encoder_ffn_dim": 5120,
           "d_model": 1280, "output_dim": 3584, "downsample_hidden_size": 480}  # fmt: skip
-USUAL = {"qwen2_5_omni_audio_encoder": _AUDIO, "qwen3_omni_moe_audio_encoder": _AUDIO}
-MODEL_TYPES = (*PARTS, *USUAL)
+_ASR = {**_AUDIO, "encoder_layers": 24, "encoder_attention_heads": 16, "encoder_ffn_dim": 4096, "d_model": 1024}
+USUAL = {"qwen2_5_omni_audio_encoder": _AUDIO, "qwen3_asr_encoder": _ASR, "qwen3_omni_moe_audio_encoder": _AUDIO}
+MODEL_TYPES = (*PARTS, "qwen3_asr", *USUAL)
 
 
 def table(c: Config) -> Table:
+    if c.model_type == "qwen3_asr":
+        return _recognizer(c)
     return _thinker(c) if c.model_type in PARTS else _audio(c)
+
+
+def _recognizer(c: Config) -> Table:
+    tower = part_of(c, "audio_config", model_type="qwen3_asr_encoder")
+    width = tower.count("d_model")
+    t = Table(0, prefixes=MODEL)
+    include_language(t, language_config(c, "text_config", model_type="qwen3", tied=True))
+    include_tower(t, tower, "audio_tower", axes="audio_")
+    projector(t, "@multi_modal_projector", width, width, tower.count("output_dim"))
+    return t
 
 
 def _thinker(c: Config) -> Table:
@@ -66,9 +82,10 @@ def _audio(c: Config) -> Table:
             t.tensor(f"@conv2d{number}.weight", width, into, 3, 3, role="vision")
             t.tensor(f"@conv2d{number}.bias", width, role="vision_bias")
         t.linear("@conv_out", hidden, width * -(-mels // 8), role="vision")
-        channels = projector_channels(hidden)
-        t.linear("@proj1", channels, hidden, role="projector_in", bias=True)
-        t.linear("@proj2", out, channels, role="projector_out", bias=True)
+        if c.model_type != "qwen3_asr_encoder":
+            channels = projector_channels(hidden)
+            t.linear("@proj1", channels, hidden, role="projector_in", bias=True)
+            t.linear("@proj2", out, channels, role="projector_out", bias=True)
     else:
         for number, into in ((1, c.count("num_mel_bins")), (2, hidden)):
             t.tensor(f"@conv{number}.weight", hidden, into, 3, role="vision")

@@ -6,10 +6,10 @@ Source: transformers ``models/recurrent_gemma/modeling_recurrent_gemma.py``; arX
 
 from __future__ import annotations
 
+from tpshard.axes import Units
 from tpshard.blocks.dense import decoder, gated_mlp, heads_of, norms
 from tpshard.blocks.mixers import convolution
 from tpshard.config import Config
-from tpshard.partition import Units
 from tpshard.table import Table
 
 FAMILY = "recurrent_gemma"

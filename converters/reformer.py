@@ -7,9 +7,9 @@ Source: transformers ``models/reformer/modeling_reformer.py``; arXiv 2001.04451.
 
 from __future__ import annotations
 
+from tpshard.axes import Units
 from tpshard.blocks.dense import vocabulary_of
 from tpshard.config import Config
-from tpshard.partition import Units
 from tpshard.table import Table
 
 FAMILY = "reformer"

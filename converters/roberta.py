@@ -9,6 +9,7 @@ Source: transformers ``models/{roberta,camembert,data2vec,longformer,xmod}/`` an
 
 from __future__ import annotations
 
+from tpshard.axes import Units
 from tpshard.blocks.dense import vocabulary_of
 from tpshard.blocks.encoders import (
     Encoder,
@@ -16,12 +17,11 @@ from tpshard.blocks.encoders import (
     encoder_layer,
     encoder_of,
     layer_norms,
-    masked_head,
     pooler,
+    roberta_head,
     task_heads,
 )
 from tpshard.config import Config
-from tpshard.partition import Units
 from tpshard.table import Table
 
 FAMILY = "roberta"
@@ -61,11 +61,7 @@ def table(c: Config) -> Table:
     if kind == "xmod":
         _adapters(t, c, e)
     pooler(t, e.hidden)
-    tied = c.flag("tie_word_embeddings", default=True)
-    masked_head(
-        t, e.hidden, e.hidden, vocab, at="lm_head", dense="dense", norm="layer_norm",
-        tied_to="@embeddings.word_embeddings.weight" if tied else None,
-    )  # fmt: skip
+    roberta_head(t, c, e.hidden, vocab)
     task_heads(t, e.hidden)
     return t
 

@@ -5,9 +5,9 @@ Source: transformers ``models/sam/modeling_sam.py``.
 
 from __future__ import annotations
 
+from tpshard.axes import Heads, Units
 from tpshard.blocks.dense import norms
 from tpshard.config import Config
-from tpshard.partition import Heads, Units
 from tpshard.table import Table
 
 FAMILY = "sam_vision"

@@ -5,10 +5,10 @@ Source: transformers ``models/speech_to_text/modeling_speech_to_text.py``.
 
 from __future__ import annotations
 
+from tpshard.axes import Padded
 from tpshard.blocks.encdec import layer_of, side, side_axes
 from tpshard.blocks.speech import WAVE
 from tpshard.config import Config
-from tpshard.partition import Padded
 from tpshard.table import Table
 
 FAMILY = "speech_to_text"

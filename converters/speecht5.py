@@ -6,11 +6,11 @@ Source: transformers ``models/speecht5/modeling_speecht5.py``.
 
 from __future__ import annotations
 
+from tpshard.axes import Dim, Padded
 from tpshard.blocks.dense import attention, mlp
 from tpshard.blocks.encdec import OUT, side_axes
 from tpshard.blocks.speech import DENSE
 from tpshard.config import Config
-from tpshard.partition import Dim, Padded
 from tpshard.table import Table
 
 FAMILY = "speecht5"

@@ -7,10 +7,10 @@ Source: transformers ``models/squeezebert/modeling_squeezebert.py``; arXiv 2006.
 
 from __future__ import annotations
 
+from tpshard.axes import Units
 from tpshard.blocks.dense import vocabulary_of
 from tpshard.blocks.encoders import embeddings, encoder_of, layer_norms, masked_head, pooler, task_heads
 from tpshard.config import Config
-from tpshard.partition import Units
 from tpshard.table import ADDED_ONCE, Table
 
 FAMILY = "squeezebert"

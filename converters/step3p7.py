@@ -7,11 +7,11 @@ Source: transformers ``models/step3p7/modeling_step3p7.py``, ``configuration_ste
 
 from __future__ import annotations
 
+from tpshard.axes import Heads, Units
 from tpshard.blocks.composite import whole_projector
 from tpshard.blocks.dense import attention, channels_of, decoder, expert_channels, gated_mlp, mlp, norms
 from tpshard.blocks.experts import mixed_layers, shared_channels
 from tpshard.config import Config
-from tpshard.partition import Heads, Units
 from tpshard.table import Table
 
 FAMILY = "step3p7"

@@ -5,9 +5,9 @@ Source: transformers ``models/switch_transformers/modeling_switch_transformers.p
 
 from __future__ import annotations
 
+from tpshard.axes import Dim
 from tpshard.blocks.t5 import MlpRules, t5_stack, vocabulary
 from tpshard.config import Config
-from tpshard.partition import Dim
 from tpshard.table import Table
 
 FAMILY = "switch_transformers"

@@ -5,10 +5,10 @@ Source: transformers ``models/t5gemma/modeling_t5gemma.py``.
 
 from __future__ import annotations
 
+from tpshard.axes import Padded, Units
 from tpshard.blocks.dense import attention, gated_mlp, heads_of, norms
 from tpshard.blocks.encdec import is_bare, lacks
 from tpshard.config import Config
-from tpshard.partition import Padded, Units
 from tpshard.table import Table
 
 FAMILY = "t5gemma"

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from math import prod
 
+from tpshard.axes import Heads, Units
 from tpshard.blocks.dense import channels_of, mlp, norms
 from tpshard.config import Config
-from tpshard.partition import Heads, Units
 from tpshard.table import Table
 
 FAMILY = "vit"

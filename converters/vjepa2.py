@@ -5,9 +5,9 @@ Source: transformers ``models/vjepa2/modeling_vjepa2.py``.
 
 from __future__ import annotations
 
+from tpshard.axes import Heads, Units
 from tpshard.blocks.dense import attention, mlp, norms
 from tpshard.config import Config
-from tpshard.partition import Heads, Units
 from tpshard.table import Table
 
 FAMILY = "vjepa2"

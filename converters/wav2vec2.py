@@ -7,6 +7,7 @@ Source: transformers ``models/{wav2vec2,hubert,wavlm,unispeech,unispeech_sat,sew
 
 from __future__ import annotations
 
+from tpshard.axes import Heads
 from tpshard.blocks.dense import mlp
 from tpshard.blocks.speech import (
     AFTER,
@@ -21,7 +22,6 @@ from tpshard.blocks.speech import (
     encoder_heads,
 )  # fmt: skip
 from tpshard.config import Config
-from tpshard.partition import Heads
 from tpshard.table import Table
 
 FAMILY = "wav2vec2"

@@ -5,9 +5,9 @@ Source: transformers ``models/whisper/modeling_whisper.py``.
 
 from __future__ import annotations
 
+from tpshard.axes import Padded
 from tpshard.blocks.encdec import layer_of, side, side_axes
 from tpshard.config import Config
-from tpshard.partition import Padded
 from tpshard.table import Table
 
 FAMILY = "whisper"

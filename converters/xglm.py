@@ -6,9 +6,9 @@ Source: transformers ``models/xglm/modeling_xglm.py`` and ``models/biogpt/modeli
 
 from __future__ import annotations
 
+from tpshard.axes import Heads, Padded, Units
 from tpshard.blocks.dense import attention, mlp, norms
 from tpshard.config import Config
-from tpshard.partition import Heads, Padded, Units
 from tpshard.table import Table
 
 FAMILY = "xglm"

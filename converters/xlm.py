@@ -5,9 +5,9 @@ Source: transformers ``models/xlm/modeling_xlm.py`` and ``models/flaubert/modeli
 
 from __future__ import annotations
 
+from tpshard.axes import Heads, Units
 from tpshard.blocks.dense import attention, mlp, vocabulary_of
 from tpshard.config import Config
-from tpshard.partition import Heads, Units
 from tpshard.table import Table
 
 FAMILY = "xlm"

@@ -5,9 +5,9 @@ Source: transformers ``models/xlnet/modeling_xlnet.py``; arXiv 1906.08237.
 
 from __future__ import annotations
 
+from tpshard.axes import Units
 from tpshard.blocks.dense import mlp, vocabulary_of
 from tpshard.config import Config
-from tpshard.partition import Units
 from tpshard.table import Table
 
 FAMILY = "xlnet"

@@ -6,9 +6,9 @@ Source: transformers ``models/xlstm/modeling_xlstm.py``; fused order: NX-AI/xlst
 
 from __future__ import annotations
 
+from tpshard.axes import Units
 from tpshard.blocks.dense import vocabulary_of
 from tpshard.config import Config
-from tpshard.partition import Units
 from tpshard.table import Table
 
 FAMILY = "xlstm"

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tpshard.axes import Units
 from tpshard.blocks.dense import channels_of, decoder, gated_mlp, heads_of, norms
 from tpshard.blocks.mixers import RECURRENT, convolution, layers_of, time_step_rank, widened
 from tpshard.config import Config
-from tpshard.partition import Units
 from tpshard.table import NEEDS_GATHER, Table
 
 FAMILY = "zamba"

@@ -8,10 +8,10 @@ Source: transformers ``models/zamba2/modeling_zamba2.py``.
 
 from __future__ import annotations
 
+from tpshard.axes import Heads, Units
 from tpshard.blocks.dense import decoder, fused_mlp, norms
 from tpshard.blocks.mixers import RECURRENT, layers_of, mamba2, state_heads, widened
 from tpshard.config import Config
-from tpshard.partition import Heads, Units
 from tpshard.table import NEEDS_GATHER, Table
 
 FAMILY = "zamba2"

@@ -9,9 +9,9 @@ Source: transformers ``models/zaya/modeling_zaya.py``; arXiv 2510.04476.
 
 from __future__ import annotations
 
+from tpshard.axes import Dim, Heads
 from tpshard.blocks.dense import decoder, expert_channels, norms
 from tpshard.config import Config
-from tpshard.partition import Dim, Heads
 from tpshard.table import Table
 
 FAMILY = "zaya"

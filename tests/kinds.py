@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import planned
 
+from tpshard.axes import Dim, Heads, Padded, Units, replicated
 from tpshard.layout import Cut, Layout, Piece, Stored, cut, cut_dims, held_by, whole_cut
 from tpshard.matching import Logical
-from tpshard.partition import Dim, Heads, Padded, Partition, Units, interned, replicated
+from tpshard.partition import Partition, interned
 
 MOST = 12
 ffn, stepped = Units("ffn", 13), Units("stepped", 38, step=3)

@@ -10,11 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from tpshard.axes import Dim
 from tpshard.header import DTYPE_BITS
 from tpshard.intervals import PAD, Run
 from tpshard.layout import Cut, Layout, Stored, cut_layout
 from tpshard.matching import Logical
-from tpshard.partition import Dim, Partition, interned
+from tpshard.partition import Partition, interned
 from tpshard.planning import Placed, PlacedFile, Plan
 from tpshard.routing import Extent
 

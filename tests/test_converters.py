@@ -17,8 +17,9 @@ import certificate  # noqa: E402
 import tiny_models  # noqa: E402
 
 from tpshard import roles  # noqa: E402
+from tpshard.axes import Dim, Heads, Units  # noqa: E402
 from tpshard.errors import DamagedError, TpshardError, UnsupportedError  # noqa: E402
-from tpshard.partition import Dim, Heads, Units, partition  # noqa: E402
+from tpshard.partition import partition  # noqa: E402
 from tpshard.registry import table_for  # noqa: E402
 from tpshard.table import ADDED_ONCE, NEEDS_SUM, Table, rule_template  # noqa: E402
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tpshard.axes import Axis, Heads, Padded, Units, replicated
 from tpshard.degrees import (
     LISTED,
     Padding,
@@ -23,7 +24,7 @@ from tpshard.degrees import (
     uneven,
 )
 from tpshard.errors import UnsupportedError, UsageError
-from tpshard.partition import Axis, Heads, Padded, Units, partition, replicated
+from tpshard.partition import partition
 
 heads = Heads("heads", 6, 2)
 ffn = Units("ffn", 12, noun="feed-forward channels")

@@ -16,12 +16,12 @@ from quantschemes import Scheme, compressed_config
 from test_quantisation import BY_NAME, SCHEMES, models, open_or_refused
 
 import tpshard
+from tpshard.axes import replicated
 from tpshard.checkpoint import open_checkpoint
 from tpshard.degrees import axes_of, largest_degree
 from tpshard.layout import whole_cut
 from tpshard.matching import Logical
 from tpshard.openfiles import OpenFiles
-from tpshard.partition import replicated
 from tpshard.quantisation import formats_of
 from tpshard.quantisation.formats import Member
 from tpshard.quantisation.unpacking import unpack

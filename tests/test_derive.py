@@ -170,7 +170,7 @@ def test_no_contradiction_is_claimed_for_a_table_that_is_not_installed(tmp_path:
     config.write_text(config.read_text().replace('"gpt_neox"', '"never-heard-of"'))
     table = tmp_path / "table.py"
     table.write_text(
-        "from tpshard.partition import Padded\nfrom tpshard.table import Table\n\n"
+        "from tpshard.axes import Padded\nfrom tpshard.table import Table\n\n"
         "FAMILY, MODEL_TYPES = 'mine', ('never-heard-of',)\n\n\ndef table(c):\n"
         "    t = Table(layers=0)\n    t.whole_module('gpt_neox', why='a test')\n"
         "    t.tensor('embed_out.weight', Padded('vocab', c.count('vocab_size')).each(), None, role='head')\n"

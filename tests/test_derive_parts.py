@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
+from tpshard.axes import Dim, Heads, Units, replicated
 from tpshard.derivation.draft import parts
 from tpshard.derivation.numbers import Numbers
 from tpshard.derivation.variation import is_size, numbers_in, varied
-from tpshard.partition import Dim, Heads, Units, replicated
 
 
 def labels_of(dim: Dim) -> list[tuple[str, int]]:

@@ -17,8 +17,8 @@ from weights import CONFIG, ranks, read, tree
 
 from tpshard import DamagedError, UnsupportedError, hub, inspect, merge, reshard, split, verify
 from tpshard.adapterbase import Base
+from tpshard.axes import Units, replicated
 from tpshard.lora import piece_of
-from tpshard.partition import Units, replicated
 from tpshard.registry import table_for
 
 

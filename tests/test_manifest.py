@@ -16,11 +16,11 @@ import pytest
 
 from tpshard import manifest as manifests
 from tpshard import registry
+from tpshard.axes import Dim, Heads, Padded, Units, replicated
 from tpshard.errors import DamagedError, LayoutError, TpshardError, UnsupportedError
 from tpshard.header import build_header
 from tpshard.manifest import Manifest, Note, Origin, RankFile, SideFile, dumped
 from tpshard.manifestreader import parsed
-from tpshard.partition import Dim, Heads, Padded, Units, replicated
 from tpshard.place import place_native
 from tpshard.planning import stored_bytes
 from tpshard.sourcefiles import SourceFile

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from test_manifest import DOCUMENT, PLACES, WHERE, Tensors, at, bare, document_of, manifest_of, sealed
 
 from tpshard import sourcefiles
+from tpshard.axes import replicated
 from tpshard.errors import DamagedError, TpshardError
 from tpshard.header import build_header
 from tpshard.manifestreader import parsed
-from tpshard.partition import replicated
 
 
 def bounded(raw: bytes, seconds: float = 3, nbytes: int = 64 << 20) -> None:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tpshard.axes import Heads, Padded, Units, replicated
 from tpshard.errors import DamagedError, TpshardError, UnsupportedError
 from tpshard.matching import Logical, Matched, match
-from tpshard.partition import Heads, Padded, Units, replicated
 from tpshard.table import Table, placeholders, rule_template, template_of
 
 LAYERS, EXPERTS, HIDDEN = 4, 3, 8

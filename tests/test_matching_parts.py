@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
+from tpshard.axes import Padded, Units
 from tpshard.errors import DamagedError, UnsupportedError
 from tpshard.matching import Logical, Matched, match
-from tpshard.partition import Padded, Units
 from tpshard.table import Table
 
 LAYERS, HIDDEN = 2, 8

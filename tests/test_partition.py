@@ -8,20 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tpshard.axes import Axis, Dim, Heads, Padded, Units, replicated
 from tpshard.errors import LayoutError, UnsupportedError, UsageError
 from tpshard.intervals import PAD, Run, clipped, dealt, joined, shifted, total, whole
-from tpshard.partition import (
-    Axis,
-    Dim,
-    Heads,
-    Padded,
-    Partition,
-    Units,
-    interned,
-    partition,
-    replicated,
-    require,
-)
+from tpshard.partition import Partition, interned, partition, require
 
 HEADS = [(kv, group) for kv in range(1, 9) for group in range(1, 7)]
 

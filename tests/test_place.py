@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tpshard.axes import replicated
 from tpshard.errors import DamagedError, UnsupportedError
 from tpshard.header import WeightsFile, read_header
 from tpshard.layout import Layout, Piece, Stored, cut_dims, held_by, whole_layout
 from tpshard.matching import Logical
-from tpshard.partition import replicated
 from tpshard.place import (
     ALIGN,
     Headed,

@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kinds import BYTES, MOST, experts, ffn, fused_layout, gqa, grid_layout, h
 
+from tpshard.axes import Dim, replicated
 from tpshard.errors import LayoutError, UnsupportedError
 from tpshard.execute import execute
 from tpshard.intervals import Run, clipped, joined
 from tpshard.layout import Cut, Layout, Piece, Stored, cut, cut_dims, held_by, whole_cut, whole_layout
 from tpshard.matching import Logical
-from tpshard.partition import Dim, Partition, interned, replicated
+from tpshard.partition import Partition, interned
 from tpshard.place import place_native
 from tpshard.planning import Plan, build_plan, sizes_of, stored_bytes
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import planned
 from kinds import BYTES
 
-from tpshard.partition import Dim
+from tpshard.axes import Dim
 from tpshard.place import place_native
 from tpshard.planning import Plan, build_plan
 

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tpshard.axes import Dim, Heads, Padded, Units, replicated
 from tpshard.degrees import largest_degree
 from tpshard.intervals import Run, Runs
-from tpshard.partition import Dim, Heads, Padded, Partition, Units, partition, replicated
+from tpshard.partition import Partition, partition
 from tpshard.plancuts import Planned
 from tpshard.planrules import Judged, judge
 from tpshard.registry import table_for

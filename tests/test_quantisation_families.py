@@ -10,10 +10,10 @@ import pytest
 from quantschemes import compressed_config
 from test_planrules import CONFIGS, LLAMA, names
 
+from tpshard.axes import Dim
 from tpshard.degrees import axes_of, largest_degree
 from tpshard.layout import cut_layout
 from tpshard.matching import Logical, match
-from tpshard.partition import Dim
 from tpshard.plancuts import Planned
 from tpshard.planrules import judge
 from tpshard.quantisation import formats_of

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
+from tpshard.axes import Heads, Padded, Units, replicated  # noqa: E402
 from tpshard.header import build_header  # noqa: E402
 from tpshard.layout import cut_dims  # noqa: E402
 from tpshard.numerics.bank import Bank, ExpertMatrix  # noqa: E402
@@ -20,7 +21,6 @@ from tpshard.numerics.coverage import Coverage  # noqa: E402
 from tpshard.numerics.rows import compare_rows  # noqa: E402
 from tpshard.numerics.stores import Part, Store  # noqa: E402
 from tpshard.numerics.streamed import StreamedMatrix, product  # noqa: E402
-from tpshard.partition import Heads, Padded, Units, replicated  # noqa: E402
 
 HEADS = Heads("heads", 6, 2)
 ROWS = {

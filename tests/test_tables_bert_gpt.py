@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+from tables import Config, Shapes, checkpoint, rows, rule_of, tensors
 
 from tpshard.errors import DamagedError, TpshardError, UnsupportedError
-from tpshard.matching import Logical, known_names, match
-from tpshard.partition import Dim, partition
+from tpshard.matching import known_names, match
+from tpshard.partition import partition
 from tpshard.registry import table_for
-from tpshard.table import ADDED_ONCE, NEEDS_GATHER, NEEDS_SUM, Rule, Table, placed
-
-Config = dict[str, Any]
-Shapes = dict[str, tuple[int, ...]]
+from tpshard.table import ADDED_ONCE, NEEDS_GATHER, NEEDS_SUM
 
 BERT: Config = {
     "vocab_size": 90, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
@@ -106,42 +103,6 @@ FAMILIES = list(TINY)
 
 def config_of(model_type: str, **more: Any) -> Config:
     return {**TINY[model_type], "model_type": model_type, **more}
-
-
-def checkpoint(config: Config, prefix: int = 0, *, blocks: Sequence[str] = (), without: str = "$^") -> Shapes:
-    """Names and shapes of a checkpoint that has all that must be there, under one of the prefixes.
-
-    ``blocks`` are those to take where the table leaves a choice (else the first); ``without`` is a pattern of names.
-    """
-    table = table_for(config)
-    refused = {b for choice in table.choices for b in choice.blocks if b not in blocks}
-    refused -= {choice.blocks[0] for choice in table.choices if not set(blocks) & set(choice.blocks)}
-    shapes: Shapes = {}
-    for rule in table.rules:
-        stack = table.stacks[rule.stack]
-        if rule.optional or rule.block in refused:
-            continue
-        name = placed(rule.name, stack.pairs[min(prefix, len(stack.pairs) - 1)])
-        shape = tuple(dim.extent if isinstance(dim, Dim) else dim if dim is not None else 3 for dim in rule.dims)
-        layers = rule.layers if rule.layers is not None else range(stack.layers)
-        names = [name.replace("{layer}", str(n)) for n in layers] if "{layer}" in name else [name]
-        shapes |= {one: shape for one in names if not re.search(without, one)}
-    return shapes
-
-
-def tensors(shapes: Mapping[str, tuple[int, ...]]) -> list[Logical]:
-    return [Logical(name, "F32", shape) for name, shape in shapes.items()]
-
-
-def rule_of(table: Table, name: str) -> Rule:
-    return known_names(table, [name])[name].rule
-
-
-def rows(config: Config, name: str, axis: int, tp_size: int, rank: int) -> list[tuple[int, int]]:
-    """The indices ``(start, stop)`` of a dimension that a rank holds, in stored order."""
-    dim = rule_of(table_for(config), name).dims[axis]
-    assert isinstance(dim, Dim)
-    return [(run.start, run.start + run.length) for run in partition(dim, tp_size).ranks[rank]]
 
 
 # fmt: off

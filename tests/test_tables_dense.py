@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from tpshard.axes import Dim
 from tpshard.errors import DamagedError, UnsupportedError
 from tpshard.matching import Logical, Matched, match
-from tpshard.partition import Dim, partition
+from tpshard.partition import partition
 from tpshard.registry import families, part_of, table_for, table_of
 from tpshard.table import ADDED_ONCE, NEEDS_GATHER, NEEDS_SUM, Table
 

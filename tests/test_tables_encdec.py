@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from tpshard.axes import Dim
 from tpshard.errors import DamagedError, TpshardError, UnsupportedError
 from tpshard.matching import Logical, Matched, match
-from tpshard.partition import Dim, partition
+from tpshard.partition import partition
 from tpshard.registry import table_for
 from tpshard.table import ADDED_ONCE, placed
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import tables
+from tables import Config, Shapes, rows, rule_of, tensors
 
+from tpshard.axes import Dim
 from tpshard.degrees import largest_degree
 from tpshard.errors import DamagedError, TpshardError, UnsupportedError
-from tpshard.matching import Logical, known_names, match
-from tpshard.partition import Dim, partition
+from tpshard.matching import match
 from tpshard.registry import table_for
-from tpshard.table import ADDED_ONCE, NEEDS_GATHER, NEEDS_SUM, Rule, Table, placed
-
-Config = dict[str, Any]
-Shapes = dict[str, tuple[int, ...]]
+from tpshard.table import ADDED_ONCE, NEEDS_GATHER, NEEDS_SUM, placed
 
 TEXT: Config = {
     "vocab_size": 90, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 8,
@@ -77,41 +76,9 @@ def config_of(model_type: str, **more: Any) -> Config:
 
 
 def checkpoint(config: Config, prefix: int = 0, *, blocks: Sequence[str] = ()) -> Shapes:
-    """Names and shapes of a checkpoint that has all that must be there, under one of the prefixes.
-
-    ``blocks`` are those to take where the table leaves a choice (else the first).
-    """
-    table = table_for(config)
-    refused = {b for choice in table.choices for b in choice.blocks if b not in blocks}
-    refused -= {choice.blocks[0] for choice in table.choices if not set(blocks) & set(choice.blocks)}
-    refused |= {"repeated", "prediction"} - set(blocks)
-    shapes: Shapes = {}
-    for rule in table.rules:
-        stack = table.stacks[rule.stack]
-        if rule.optional or rule.block in refused or stack.optional:
-            continue
-        name = placed(rule.name, stack.pairs[min(prefix, len(stack.pairs) - 1)])
-        shape = tuple(dim.extent if isinstance(dim, Dim) else dim if dim is not None else 3 for dim in rule.dims)
-        layers = [n for n in range(stack.layers) if rule.layers is None or n in rule.layers]
-        names = [name.replace("{layer}", str(n)) for n in layers] if "{layer}" in name else [name]
-        every = range(stack.experts) if "{expert}" in name else [0]
-        shapes |= {one.replace("{expert}", str(e)): shape for one in names for e in every}
-    return shapes
-
-
-def tensors(shapes: Mapping[str, tuple[int, ...]]) -> list[Logical]:
-    return [Logical(name, "F32", shape) for name, shape in shapes.items()]
-
-
-def rule_of(table: Table, name: str) -> Rule:
-    return known_names(table, [name])[name].rule
-
-
-def rows(config: Config, name: str, axis: int, tp_size: int, rank: int) -> list[tuple[int, int]]:
-    """The indices ``(start, stop)`` of a dimension that a rank holds, in stored order."""
-    dim = rule_of(table_for(config), name).dims[axis]
-    assert isinstance(dim, Dim)
-    return [(run.start, run.start + run.length) for run in partition(dim, tp_size).ranks[rank]]
+    """A checkpoint without prediction layers and repeated blocks, unless they are among the ``blocks``."""
+    refused = ("repeated", "prediction")
+    return tables.checkpoint(config, prefix, blocks=blocks, refused=refused, optional_stacks=False)
 
 
 # fmt: off

@@ -6,15 +6,13 @@ import re
 from typing import Any
 
 import pytest
+from tables import Config, Shapes, rows, rule_of, tensors
 
+from tpshard.axes import Dim
 from tpshard.errors import TpshardError
-from tpshard.matching import Logical, known_names, match
-from tpshard.partition import Dim, partition
+from tpshard.matching import match
 from tpshard.registry import table_for
-from tpshard.table import ADDED_ONCE, NEEDS_SUM, Rule, Table, placed
-
-Config = dict[str, Any]
-Shapes = dict[str, tuple[int, ...]]
+from tpshard.table import ADDED_ONCE, NEEDS_SUM, placed
 
 TEXT: Config = {
     "vocab_size": 90, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 8,
@@ -97,21 +95,6 @@ def checkpoint(config: Config, prefix: int = 0, *, spelling: int = 0) -> Shapes:
     for module in table.modules:
         shapes[placed(module.name, table.stacks[module.stack].pairs[prefix]) + ".weight"] = (3, 5)
     return shapes
-
-
-def tensors(shapes: Shapes) -> list[Logical]:
-    return [Logical(name, "F32", shape) for name, shape in shapes.items()]
-
-
-def rule_of(table: Table, name: str) -> Rule:
-    return known_names(table, [name])[name].rule
-
-
-def rows(config: Config, name: str, axis: int, tp_size: int, rank: int) -> list[tuple[int, int]]:
-    """The indices ``(start, stop)`` of a dimension that a rank holds, in stored order."""
-    dim = rule_of(table_for(config), name).dims[axis]
-    assert isinstance(dim, Dim)
-    return [(run.start, run.start + run.length) for run in partition(dim, tp_size).ranks[rank]]
 
 
 @pytest.mark.parametrize("case", TINY)

@@ -68,8 +68,8 @@ def test_a_wrong_table_makes_the_level_unsupported_and_says_nothing_of_the_check
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The twin is cut by the table of this installation: here one that cuts [gate; up] as if it were one matrix."""
+    from tpshard.axes import Units
     from tpshard.converters import phi3
-    from tpshard.partition import Units
     from tpshard.table import Table
 
     shards = shards_of("phi3", tmp_path, 2)

@@ -16,11 +16,11 @@ from commands import ELSEWHERE, environment, ok, refused, tpshard
 from levels import forward_gives, ran
 
 from tpshard import checkpoint, numerics, verification
+from tpshard.axes import Dim
 from tpshard.convert import split
 from tpshard.errors import DamagedError, UnsupportedError, UsageError
 from tpshard.listing import CARD
 from tpshard.options import Options
-from tpshard.partition import Dim
 from tpshard.planrules import plan_verdict
 from tpshard.registry import table_for
 from tpshard.report import render

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from .options import Options
+    from .previous import rollback
     from .survey import inspect, plan
     from .verification import verify
 
@@ -39,6 +40,7 @@ __all__ = [
     "merge",
     "plan",
     "reshard",
+    "rollback",
     "split",
     "verify",
 ]
@@ -48,6 +50,7 @@ _MODULES = {
     "demonstration": ("demo",),
     "errors": ("DamagedError", "LayoutError", "StorageError", "TpshardError", "UnsupportedError", "UsageError"),
     "options": ("Options",),
+    "previous": ("rollback",),
     "survey": ("inspect", "plan"),
     "verification": ("verify",),
 }
@@ -55,9 +58,9 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import version
+        from .release import VERSION
 
-        return version("tpshard")
+        return VERSION
     for module, names in _MODULES.items():
         if name in names:
             from importlib import import_module

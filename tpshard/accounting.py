@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from .axes import Dim
 from .degrees import axes_of, describe_held_whole, describe_padding, describe_uneven, held_whole, paddings, uneven
 from .layout import Layout
 from .manifest import Note
-from .partition import Dim
 from .planning import Placed, stored_bytes
 from .reports import Conversion, sharded_fraction
 from .table import ADDED_ONCE, NEEDS_SUM, template_of

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .axes import Axis, Dim, Segment, replicated
 from .checkpoint import open_checkpoint
 from .config import CONFIG
 from .degrees import axes_of
@@ -20,7 +21,6 @@ from .errors import UnsupportedError, UsageError
 from .listing import is_weights, list_directory, shown
 from .matching import Known, known_names
 from .opened import read_small
-from .partition import Axis, Dim, Segment, replicated
 from .registry import family_of, table_for
 from .shards import is_shards, read_manifest
 from .strictjson import parse_config

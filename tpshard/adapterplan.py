@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from .adapters import PARTIAL
+from .axes import Axis
 from .lora import piece_of
 from .manifest import NAME, Manifest
-from .partition import Axis
 from .plancuts import (
     CutDim,
     Planned,

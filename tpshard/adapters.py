@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from .adapterbase import Base, Target, open_base
+from .axes import Dim, replicated
 from .checkpoint import Checkpoint, aliased, open_checkpoint, place_source, require_alike
 from .degrees import axes_of
 from .errors import DamagedError, UnsupportedError, short
 from .lora import LoraConfig, Piece, lora_config, piece_of
 from .matching import Logical, Matched, listed
-from .partition import Dim, replicated
 from .roles import ROW
 from .source import open_source
 from .table import ADDED_ONCE, NEEDS_SUM, Rule

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from . import manifest as manifests
 from .config import CONFIG
@@ -121,23 +123,29 @@ def _contradiction(path: Path, manifest: Manifest) -> str:
 
 
 def compare_sides(
-    root: Path, manifest: Manifest, other: Path, theirs: Iterable[str], against: str | os.PathLike[str]
-) -> list[Finding]:
+    root: Path, manifest: Manifest, other: Path, theirs: Iterable[str], against: str | os.PathLike[str],
+    made: Mapping[str, bytes] = MappingProxyType({}),
+) -> list[Finding]:  # fmt: skip
     """Side files that are not, byte for byte, those beside ``against``, or that only one of the two has.
 
-    ``theirs`` are the paths of the side files below ``other``, the directory of ``against``.
+    ``theirs`` are the paths of the side files below ``other``, the directory of ``against``; files that are ``made``
+    for the shards count as if they lay there.
 
     Raises:
         StorageError: one cannot be read.
     """
     mine = [side.path for side in manifest.side_files]
-    there = set(theirs)
+    there = {*theirs, *made}
     out = []
     for path in sorted({*mine, *there}):
         if path not in mine:
             why = f"is beside {against} and was not carried into {shown(root)}"
         elif path not in there:
             why = f"is in {shown(root)} and not beside {against}"
+        elif path in made:
+            if file_sha256(root / path) == hashlib.sha256(made[path]).hexdigest():
+                continue
+            why = f"in {shown(root)} is not what the values of {against} have"
         elif size_of(root / path) != size_of(other / path) or file_sha256(root / path) != file_sha256(other / path):
             why = f"in {shown(root)} differs from the one beside {against}"
         else:

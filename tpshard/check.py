@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 from .beside import compare_sides, config_structure, side_structure, strangers
 from .checkpoint import place_source
@@ -24,13 +25,18 @@ from .findings import Difference
 from .layout import Layout
 from .listing import shown
 from .manifest import Manifest
+from .openfiles import OpenFiles
 from .options import DEFAULTS, Options, move_settings
 from .planning import Placed, build_plan
 from .reports import Finding, Verification
 from .shards import Shards, check_files, given_path, is_shards, open_shards, read_manifest
 from .sidefiles import file_sha256
 from .source import open_source
+from .valued import values_of_shards, values_of_source
 from .verdicts import FAILED, NOT_RUN, PASSED, LevelVerdict
+
+if TYPE_CHECKING:
+    from .dequantise import Dequantised
 
 LEVELS = ("structure", "digest", "bytes")
 BROKEN = "not run because the structure is wrong"
@@ -147,7 +153,7 @@ def _digest(shards: Shards, report: Verification, options: Options) -> None:
 
 def _bytes(shards: Shards, against: str | os.PathLike[str], report: Verification, options: Options) -> None:
     other = _other(against, shards.manifest)
-    report.findings += compare_sides(shards.root, shards.manifest, other.root, other.sides, against)
+    report.findings += compare_sides(shards.root, shards.manifest, other.root, other.sides, against, other.small)
     differing = _differing("bytes", shards.placed.layout, other.placed.layout, against)
     if differing:
         report.findings += differing
@@ -168,6 +174,7 @@ def _bytes(shards: Shards, against: str | os.PathLike[str], report: Verification
             tile_bytes=tile,
             algorithm=None,
             progress=progress,
+            opened=other.opened,
         )
     other.recheck()
     report.tensors_checked += len(plan.writes)
@@ -209,21 +216,40 @@ def _finding(difference: Difference) -> Finding:
 
 
 class _Other(NamedTuple):
-    """The other side of a comparison; ``recheck`` sees whether its files stayed the same."""
+    """The other side of a comparison; ``recheck`` sees whether its files stayed the same.
+
+    Of a quantised checkpoint whose values were cut, it is these.
+    """
 
     placed: Placed
     paths: list[Path]
     recheck: Callable[[], None]
     root: Path
     sides: list[str]
+    opened: Callable[[Sequence[Path], Sequence[bool]], OpenFiles] = OpenFiles
+    small: Mapping[str, bytes] = MappingProxyType({})  # files that are not on disk there
 
 
 def _other(against: str | os.PathLike[str], manifest: Manifest) -> _Other:
     if is_shards(against):
         shards = open_shards(against)
+        values = values_of_shards(shards, manifest)
+        if values is not None:
+            return _computed(values)
         sides = [side.path for side in shards.manifest.side_files]
         return _Other(shards.placed, shards.paths(), shards.check_unchanged, shards.root, sides)
     source = open_source(against, adapter=manifest.is_adapter)
+    values = values_of_source(source, manifest)
+    if values is not None:
+        return _computed(values)
     paths = [source.root / file.name for file in source.files]
     sides = [side.path for side in source.side_files]
     return _Other(place_source(source), paths, source.check_unchanged, source.root, sides)
+
+
+def _computed(values: Dequantised) -> _Other:
+    source = values.checkpoint.source
+    return _Other(
+        values.checkpoint.placed, [source.root / file.name for file in source.files], source.check_unchanged,
+        source.root, [side.path for side in source.side_files], values.opened, values.small,
+    )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from .axes import Axis
 from .collection import uncollected
 from .degrees import axes_of
 from .errors import DamagedError
@@ -12,7 +13,6 @@ from .header import WeightsFile, build_header
 from .layout import Layout, whole_layout
 from .manifest import Note
 from .matching import Logical, Matched, match
-from .partition import Axis
 from .planning import Placed, PlacedFile
 from .quantisation import formats_of
 from .quantisation.composition import pack, unpack
@@ -61,7 +61,15 @@ def open_checkpoint(path: str | os.PathLike[str], *, copy_unknown: bool = False)
         UsageError, UnsupportedError, DamagedError, StorageError: as :func:`open_source` and
             :func:`tpshard.matching.match`.
     """
-    source = open_source(path)
+    return checkpoint_of(open_source(path), copy_unknown=copy_unknown)
+
+
+def checkpoint_of(source: Source, *, copy_unknown: bool = False) -> Checkpoint:
+    """Match all tensors of an opened source against the table of its family.
+
+    Raises:
+        UnsupportedError, DamagedError: as :func:`tpshard.matching.match`.
+    """
     formats = formats_of(source.config)
     family = family_of(source.config)
     table = table_for(source.config)

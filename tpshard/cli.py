@@ -17,6 +17,8 @@ from typing import Any
 import click
 
 from .cliderive import derive
+from .cliexport import export
+from .cliobserve import observing
 from .cliparts import (
     F,
     drop_stdout,
@@ -36,7 +38,7 @@ from .listing import GONE, current_directory_is_gone
 from .signals import Ended, end_at_once, raise_in_main_thread
 
 _MOST_DEGREES = 4096
-_WRITING = ("split", "reshard", "merge")
+_WRITING = ("split", "reshard", "merge", "export")
 _ARROW = re.compile(r"(\d{1,18})\s*(?:->|→)\s*(\d{1,18})", re.ASCII)
 _HALF_ARROW = re.compile(r"\d{1,18}-", re.ASCII)
 
@@ -72,6 +74,13 @@ def _base(function: F) -> F:
     )(function)  # fmt: skip
 
 
+def _dequantize(function: F) -> F:
+    return click.option(
+        "--dequantize", type=click.Choice(["bf16", "fp16", "fp32"]),
+        help="Take the values of quantised matrices, in this dtype: any degree, and merge gives those.",
+    )(function)  # fmt: skip
+
+
 def _writing(function: F) -> F:
     """Options of everything that writes an output."""
     for option in reversed(
@@ -79,10 +88,18 @@ def _writing(function: F) -> F:
             click.option("--dry-run", is_flag=True, help="Plan and check everything, write nothing."),
             click.option("--overwrite", is_flag=True, help="Replace OUT if it exists."),
             click.option("--fsync", is_flag=True, help="Wait until the data is on the device."),
+            click.option(
+                "--resume", is_flag=True,
+                help="Go on from what an unfinished run left, and leave what is done if this one ends early.",
+            ),
+            click.option(
+                "--keep-previous", is_flag=True,
+                help="With --overwrite: keep what is replaced, as OUT.tpshard-previous, for tpshard rollback.",
+            ),
         )
     ):
         function = option(function)
-    return moving_options(function)
+    return moving_options(observing(function))
 
 
 def _changed(function: F) -> F:
@@ -145,10 +162,7 @@ def plan(path: str, tp_sizes: list[int], even: bool, base: str | None, copy_unkn
     "--digest", type=click.Choice(["xxh3_128", "sha256", "none"]), default="xxh3_128", show_default=True,
     help="Digest of every tensor, kept in the manifest.",
 )  # fmt: skip
-@click.option(
-    "--dequantize", type=click.Choice(["bf16", "fp16", "fp32"]),
-    help="Cut the values of quantised matrices, in this dtype: any degree, and merge gives those.",
-)  # fmt: skip
+@_dequantize
 @table_option
 @_base
 @_unknown
@@ -173,11 +187,6 @@ def split(
         "even": even, "copy_unknown": copy_unknown, "max_file_bytes": max_file_size or 0, "base": base,
         "dequantize": dequantize,
     }  # fmt: skip
-    if levels and dequantize is not None:
-        raise UsageError(
-            "--verify compares with the source, whose bytes are not those of its values: leave it away with "
-            "--dequantize, and verify OUT against what tpshard merge makes of it"
-        )
     if not levels:
         from .convert import split as convert
 
@@ -202,12 +211,15 @@ def split(
 @click.option("--tp", "tp_size", type=int, help="The new tensor-parallel degree.")
 @click.option("--even", is_flag=True, help="Refuse a degree that gives unequal ranks.")
 @click.option("--max-file-size", type=file_size, help="Number a rank's file into parts of at most this size.")
+@_dequantize
+@table_option
 @_changed
 @_writing
 @json_option
 def reshard(
-    words: tuple[str, ...], tp_size: int | None, even: bool, max_file_size: int | None, as_json: bool, **moving: Any
-) -> None:
+    words: tuple[str, ...], tp_size: int | None, even: bool, max_file_size: int | None, dequantize: str | None,
+    as_json: bool, **moving: Any,
+) -> None:  # fmt: skip
     """Cut the shards SRC anew for another degree: reshard SRC OUT --tp 4, or reshard '8->4' SRC OUT."""
     from_tp_size: int | None = None
     arrows = [word for word in words if _ARROW.fullmatch(word)]
@@ -225,7 +237,7 @@ def reshard(
 
     report = convert(
         words[0], words[1], tp_size, even=even, max_file_bytes=max_file_size, from_tp_size=from_tp_size,
-        options=options_of(moving),
+        dequantize=dequantize, options=options_of(moving),
     )  # fmt: skip
     show(report, as_json)
 
@@ -254,14 +266,30 @@ def _explain_redirection(words: tuple[str, ...]) -> None:
 @click.option(
     "--max-file-size", type=file_size, help="Pack the tensors anew into files of at most this size, with a new index."
 )
+@_dequantize
+@table_option
 @_changed
 @_writing
 @json_option
-def merge(shards: str, output: str, max_file_size: int | None, as_json: bool, **moving: Any) -> None:
+def merge(
+    shards: str, output: str, max_file_size: int | None, dequantize: str | None, as_json: bool, **moving: Any
+) -> None:
     """Join the shards SRC to the checkpoint they were cut from: the original files, byte for byte."""
     from .convert import merge as convert
 
-    show(convert(shards, output, repack_bytes=max_file_size, options=options_of(moving)), as_json)
+    report = convert(shards, output, repack_bytes=max_file_size, dequantize=dequantize, options=options_of(moving))
+    show(report, as_json)
+
+
+cli.add_command(export)
+@cli.command()
+@click.argument("output", metavar="OUT")
+@json_option
+def rollback(output: str, as_json: bool) -> None:
+    """Bring back what OUT held before --keep-previous replaced it; what it holds now is kept in its stead."""
+    from .previous import rollback as bring_back
+
+    show(bring_back(output), as_json)
 
 
 cli.add_command(verify)
@@ -360,8 +388,10 @@ def _ended(error: BaseException, words: Sequence[str]) -> int:
     """Say that a signal ended the run, and with which status; the signal may be the error's cause."""
     ended = error if isinstance(error, Ended) else error.__cause__
     cause, status = (ended.cause, ended.exit_status) if isinstance(ended, Ended) else ("interrupted", 130)
-    writes = any(word in _WRITING for word in words[:1])
-    return _say(f"{cause}; nothing was left at the output" if writes else cause, status)
+    if not any(word in _WRITING for word in words[:1]):
+        return _say(cause, status)
+    left = "go on with --resume" if "--resume" in words else "nothing was left at the output"
+    return _say(f"{cause}; {left}", status)
 
 
 def _usage(error: click.ClickException) -> str:

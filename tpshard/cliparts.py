@@ -78,7 +78,14 @@ def options_of(moving: dict[str, Any], **more: Any) -> Options:
     """The options of the command line as the library takes them: notes and progress go to stderr."""
     from .options import Options
 
-    return Options(note=_note, progress=_progress if on_terminal(sys.stderr) else None, **moving, **more)
+    observer = moving.get("observer")
+
+    def note(message: str) -> None:
+        say(f"note: {message}")
+        if observer is not None:
+            observer.noting(message)
+
+    return Options(note=note, progress=_progress if on_terminal(sys.stderr) else None, **moving, **more)
 
 
 def on_terminal(stream: TextIO | None) -> bool:
@@ -100,10 +107,6 @@ def say(message: str) -> None:
         click.echo(printable(message), err=True)
 
 
-def _note(message: str) -> None:
-    say(f"note: {message}")
-
-
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], None]]:
     from tqdm import tqdm
@@ -116,12 +119,23 @@ def _progress(total: int) -> Iterator[Callable[[int], None]]:
         yield advance
 
 
+_SILENT = "tpshard.silent"
+
+
+def silence() -> None:
+    """Have the command that runs print no report: stdout is its log."""
+    click.get_current_context().meta[_SILENT] = True
+
+
 def show(report: Report, as_json: bool) -> None:
-    """Print a report on stdout, as text or as JSON.
+    """Print a report on stdout, as text or as JSON, unless stdout is the log.
 
     Raises:
         StorageError: stdout cannot be written.
     """
+    context = click.get_current_context(silent=True)
+    if context is not None and context.meta.get(_SILENT):
+        return
     if as_json:
         import json
 

@@ -47,7 +47,7 @@ def judging(function: F) -> F:
             click.option("--tokens", type=click.IntRange(1, 1 << 20), metavar="N", help="Tokens to run. [default: 8]"),
             click.option(
                 "--min-coverage", type=click.FloatRange(0, 100), metavar="P",
-                help="Percent of the parameters that must be exercised. [default: 100]",
+                help="Percent of the parameters that must be exercised. [default: what the original's own run does]",
             ),
             click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True),
             click.option("--trust-remote-code", is_flag=True, help="Run model code that lies in the checkpoint."),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from .axes import Axis, Dim, Padded
 from .errors import UnsupportedError, UsageError
-from .partition import Axis, Dim, Padded
 
 LISTED = 24  # degrees named in a message
 

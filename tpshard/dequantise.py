@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,19 +18,22 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .checkpoint import Checkpoint, place_source
+from .checkpoint import Checkpoint, checkpoint_of, place_source
 from .degrees import axes_of
-from .errors import DamagedError, UnsupportedError, UsageError, short
+from .errors import DamagedError, UnsupportedError, UsageError
 from .header import DTYPE_BITS, TensorInfo, WeightsFile, build_header
 from .manifest import SideFile as Carried
 from .matching import Logical
 from .openfiles import OpenFiles
+from .options import DEFAULTS, Options
+from .output import Job
 from .quantised import quantised
+from .rejoined import rejoined
+from .shards import Shards
 from .source import SourceIndex
 
 if TYPE_CHECKING:
-    from .quantisation.valuereader import BoxReader
-    from .quantisation.values import Matrix
+    from .valuefiles import Holder
 
 DTYPES: Mapping[str, tuple[str, str]] = {
     "bf16": ("BF16", "bfloat16"), "fp16": ("F16", "float16"), "fp32": ("F32", "float32"),
@@ -61,9 +63,57 @@ class Dequantised:
         own = [Carried(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in self.small.items()]
         return tuple(sorted([*sides, *own], key=lambda side: side.path))
 
+    def files(self) -> tuple[list[WeightsFile], tuple[str, bytes] | None]:
+        """The weights files of a checkpoint of values, and their index."""
+        index = self.checkpoint.source.index
+        return list(self.checkpoint.source.files), None if index is None else (index.name, index.raw)
 
-def dequantised(checkpoint: Checkpoint, word: str) -> Dequantised:
+    def job(self, job: Job) -> Job:
+        """The job that reads these values instead of the files of its sources, and carries no other config."""
+        source = self.checkpoint.source
+        return replace(
+            job, root=source.root, files=[source.root / file.name for file in source.files],
+            sides={side.path: side.size for side in source.side_files},
+            small={**{name: len(data) for name, data in self.small.items()}, **job.small}, expected={},
+            opened=self.opened,
+        )  # fmt: skip
+
+
+def dequantised_shards(
+    shards: Shards, word: str, options: Options = DEFAULTS, notes: Sequence[str] = ()
+) -> Dequantised:
+    """The checkpoint that the values of a quantised one make, which lies cut into ranks: the same as of the uncut one.
+
+    The digests of what the ranks hold are checked first, since what is computed has none that was promised.
+
+    Args:
+        notes: warnings to begin with.
+
+    Raises:
+        UsageError, UnsupportedError, DamagedError: as :func:`dequantised`, or a rank's tensor is not what was written.
+        StorageError: reading failed.
+    """
+    from .valuefiles import RanksHolder
+
+    manifest = shards.manifest
+    unknown = any(note.role == "unknown" for note in manifest.notes.values())
+    whole = checkpoint_of(rejoined(shards), copy_unknown=unknown)
+    whole = replace(whole, warnings=(*notes, *whole.warnings))
+    values = dequantised(whole, word, partial(RanksHolder, shards.paths(), shards.placed))
+    if manifest.algorithm:
+        from .check import verify
+
+        for finding in verify(shards.root, levels=["digest"], options=options).findings:
+            if finding.tensor:
+                raise DamagedError(f"{finding.message}; the shards are damaged: copy them again, or split again")
+    return values
+
+
+def dequantised(checkpoint: Checkpoint, word: str, holder: Callable[[], Holder] | None = None) -> Dequantised:
     """The checkpoint that the values of a quantised one make, in the dtype of the ``word``.
+
+    Args:
+        holder: makes who holds what is stored; its own files where none is given.
 
     Raises:
         UsageError: there is no such dtype.
@@ -83,8 +133,6 @@ def dequantised(checkpoint: Checkpoint, word: str) -> Dequantised:
         raise UnsupportedError(
             f"{source.label} is stored in {source.files[0].name}; --dequantize reads safetensors: save it so first"
         )
-    from .quantisation.valuereader import extents_of
-
     matrices = found.matrices(checkpoint.placed, 0)
     first_of = {next(iter(packed.members)): name for name, packed in found.packed.items()}
     logical = {tensor.name: tensor for tensor in found.tensors}
@@ -124,71 +172,11 @@ def dequantised(checkpoint: Checkpoint, word: str) -> Dequantised:
     values = Checkpoint(
         view, checkpoint.family, tensors, found.matched, axes_of(found.matched.dims), placed, warnings
     )
-    actual = {info.name: (number, info) for number, info in source.tensors()}
-    make = partial(ComputedFiles, files, matrices, dtype, actual, extents_of(checkpoint.placed, 0))
+    from .valuefiles import ValueFiles, WholeHolder
+
+    holder = holder or partial(WholeHolder, [source.root / file.name for file in source.files], checkpoint.placed)
+    make = partial(ValueFiles, files, matrices, dtype, holder)
     return Dequantised(values, make, {source.config_name: raw})
-
-
-class ComputedFiles(OpenFiles):
-    """Files of which the first are read as if they held values in place of what stands for them.
-
-    Args:
-        files: what the first files hold as they are to be read.
-        matrices: the quantised matrices by name.
-        dtype: in which their values are read.
-        actual: where all other tensors lie, by name: the number of the file, and the tensor in it.
-    """
-
-    def __init__(
-        self,
-        files: Sequence[WeightsFile],
-        matrices: Mapping[str, Matrix],
-        dtype: str,
-        actual: Mapping[str, tuple[int, TensorInfo]],
-        extents: Any,
-        paths: Sequence[Path],
-        writable: Sequence[bool],
-    ) -> None:
-        from .quantisation.valuereader import BoxReader
-
-        super().__init__(paths, writable)
-        self._files, self._matrices, self._dtype, self._actual = files, matrices, dtype, actual
-        self._starts = [[info.offset for info in file.tensors] for file in files]
-        self._boxes: BoxReader = BoxReader(super().read, extents)
-
-    def read(self, file: int, into: memoryview, offset: int) -> None:
-        """As of any file; bytes of a matrix are computed. Raises DamagedError where it has no values."""
-        if file >= len(self._files):
-            super().read(file, into, offset)
-            return
-        done = 0
-        while done < len(into):
-            number = bisect_right(self._starts[file], offset + done) - 1
-            info = self._files[file].tensors[number]
-            at = offset + done - info.offset
-            size = min(info.nbytes - at, len(into) - done)
-            self._read_tensor(info, into[done : done + size], at)
-            done += size
-
-    def _read_tensor(self, info: TensorInfo, into: memoryview, at: int) -> None:
-        matrix = self._matrices.get(info.name)
-        if matrix is None:
-            file, stored = self._actual[info.name]
-            super().read(file, into, stored.offset + at)
-            return
-        from .quantisation.valuecodes import rounded
-        from .quantisation.values import NoValueError, pieces
-
-        size = DTYPE_BITS[self._dtype] // 8
-        first, last = at // size, -(-(at + len(into)) // size)
-        try:
-            for start, values in pieces(matrix, first, last, self._boxes):
-                data = rounded(values, self._dtype).reshape(-1).view("u1").data
-                begin = start * size - at  # of the piece in the buffer; bytes outside it are of halved elements
-                low, high = max(begin, 0), min(begin + len(data), len(into))
-                into[low:high] = data[low - begin : high - begin]
-        except NoValueError as error:
-            raise DamagedError(f"{short(info.name)} has no values: {error}; download the checkpoint again") from None
 
 
 def _file(file: WeightsFile, tensors: Sequence[Logical]) -> WeightsFile:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from .axes import Axis, Dim, Heads, Padded, Segment, Units
 from .errors import LayoutError
 from .fields import shown_value
 from .intervals import PAD, Runs
-from .partition import Axis, Dim, Heads, Padded, Segment, Units
 
 _SEGMENT = re.compile(
     r"(?:whole|(?P<axis>[^\[\]*]+)\.(?P<view>\w+)\[(?P<start>[0-9]{1,18}):(?P<stop>[0-9]{1,18})\])\*(?P<size>[0-9]{1,18})"

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from .digest import Stream, Taken, digest_of, new_hasher
 from .errors import DamagedError, UsageError
@@ -30,6 +31,21 @@ TILE_BYTES = 1 << 20
 _TICK = 0.1  # seconds between calls of `progress`
 
 Progress = Callable[[int], None]
+Record = Callable[[Sequence[int], Sequence[str], Sequence[int], Sequence[str]], None]
+"""Told of what a unit of work has written and read: numbers of extents, and their digests."""
+
+
+class Earlier(Protocol):
+    """What an earlier run did: digests by the number of the write and of the read, and target files that exist."""
+
+    @property
+    def writes(self) -> Mapping[int, str]: ...
+
+    @property
+    def reads(self) -> Mapping[int, str]: ...
+
+    @property
+    def files(self) -> Collection[int]: ...
 
 
 @dataclass(frozen=True)
@@ -66,6 +82,8 @@ def execute(
     expected: Mapping[int, str] | None = None,
     progress: Progress | None = None,
     opened: Callable[[Sequence[Path], Sequence[bool]], OpenFiles] = OpenFiles,
+    record: Record | None = None,
+    earlier: Earlier | None = None,
 ) -> Outcome:
     """Carry out ``tasks`` and return what was read and written, with digests.
 
@@ -75,6 +93,8 @@ def execute(
     ``expected`` maps an index of ``reads`` to the digest that was promised for it. ``progress`` is
     called in the calling thread, some ten times a second, with the bytes written or compared since.
     ``opened`` makes the files that are read and written, where sources are computed and not only read.
+    ``record`` is called by the threads as units of work are done. Tasks whose writes ``earlier`` names are not
+    done again, and of the targets those that it names exist already; the outcome's bytes are those of this run.
 
     Raises DamagedError where replicas differ, padding isn't zero, a digest isn't the promised one
     (when comparing these become differences) or a file ends early; StorageError for what the
@@ -89,8 +109,11 @@ def execute(
         ends = Ends(reads, writes, files, len(sources), findings, compare)
         if not compare:
             for file, (_, nbytes) in enumerate(targets, len(sources)):
-                files.create(file, nbytes)
-        run = _Run(ends, tile, algorithm, expected or {})
+                if earlier is None or file - len(sources) not in earlier.files:
+                    files.create(file, nbytes)
+        run = _Run(ends, tile, algorithm, expected or {}, record=record)
+        if earlier is not None:
+            tasks = run.without(earlier, tasks)
         units = units_of(tasks, reads, writes, tile, threads)
         _work(units, threads, run, progress)
     finally:
@@ -145,12 +168,14 @@ class _Run:
     """One call of :func:`execute`, as its threads share it."""
 
     def __init__(
-        self, ends: Ends, tile: int, algorithm: str | None, expected: Mapping[int, str], hash_only: bool = False
-    ) -> None:
+        self, ends: Ends, tile: int, algorithm: str | None, expected: Mapping[int, str], hash_only: bool = False,
+        record: Record | None = None,
+    ) -> None:  # fmt: skip
         self.ends = ends
         self.tile = tile
         self.expected = expected
         self.hash_only = hash_only
+        self.record = record
         self.algorithm = algorithm
         self.new = new_hasher(algorithm) if algorithm else None
         self.digest = digest_of(algorithm) if algorithm else None
@@ -159,7 +184,24 @@ class _Run:
         self.movers: list[Mover] = []
         self.stop = threading.Event()
 
+    def without(self, earlier: Earlier, tasks: Sequence[Task]) -> Sequence[Task]:
+        """The tasks that an earlier run has not done; the digests of those that it has are taken over."""
+        for taken, known in ((self.read_digests, earlier.reads), (self.write_digests, earlier.writes)):
+            for extent, digest in known.items():
+                taken[extent] = digest
+        return [task for task in tasks if not task.writes or any(write not in earlier.writes for write in task.writes)]
+
     def do(self, unit: Unit, mover: Mover, tiler: Tiler) -> None:
+        self._do(unit, mover, tiler)
+        if self.record is not None and not self.stop.is_set():
+            writes = [write for task in unit.tasks for write in task.writes]
+            reads = [read for task in unit.tasks for read in task.reads if self.read_digests[read] is not None]
+            written, read = ([taken[n] or "" for n in numbers] for taken, numbers in (
+                (self.write_digests, writes), (self.read_digests, reads)
+            ))  # fmt: skip
+            self.record(writes, written, reads, read)
+
+    def _do(self, unit: Unit, mover: Mover, tiler: Tiler) -> None:
         if unit.together:
             self._do_together(unit.tasks, mover, tiler)
             return

@@ -6,7 +6,8 @@ levels = ["standard"]        # or single levels: "structure", "digest", "bytes",
 compute = "fp64"             # fp64, fp32 or native
 mode = "auto"                # auto, zero-pad or local
 tokens = 8
-min_coverage = 1.0           # part of the parameters that must be exercised, 0 to 1
+min_coverage = 1.0           # part of the parameters that must be exercised, 0 to 1; without it what the original
+                             # itself exercises
 
 [gates.fp64]
 default = 1e-10              # relative L2 error of a point, teacher forced
@@ -100,7 +101,7 @@ class Settings:
     compute: str = "fp64"
     mode: str = "auto"
     tokens: int = 8
-    min_coverage: float = 1.0
+    min_coverage: float | None = None  # None: what the original itself reaches
     gates: Gates = field(default_factory=Gates)
 
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
+from .axes import Dim, replicated
 from .errors import LayoutError
 from .intervals import Run
 from .matching import Logical, Matched
-from .partition import Dim, Partition, interned, partition, replicated
+from .partition import Partition, interned, partition
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,10 +107,10 @@ class Stored(NamedTuple):
 
     @property
     def shapes(self) -> tuple[tuple[int, ...] | None, ...]:
-        """The stored shape on every rank, None where no piece is there.
+        """The stored shape on every rank, None where no piece is there. A rank lays what it holds of the pieces.
 
         Raises:
-            LayoutError: pieces disagree in another dimension, or a rank holds only some of them.
+            LayoutError: pieces disagree in another dimension.
         """
         if len(self.pieces) == 1:
             return self.pieces[0].cut.shapes
@@ -135,7 +136,7 @@ def _laid_shapes(cuts: tuple[Cut, ...], dim: int) -> tuple[tuple[int, ...] | Non
             out.append(None)
             continue
         others = {shape[:dim] + shape[dim + 1 :] for shape in parts}
-        if len(parts) != len(shapes) or len(others) != 1 or not 0 <= dim < len(parts[0]):
+        if len(others) != 1 or not 0 <= dim < len(parts[0]):
             raise LayoutError(f"the pieces {list(shapes)} cannot be laid along dimension {dim}")
         out.append((*parts[0][:dim], sum(shape[dim] for shape in parts), *parts[0][dim + 1 :]))
     return tuple(out)

@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from . import sourcefiles
+from .axes import Axis, Dim
 from .collection import uncollected
 from .config import ADAPTER_CONFIG, CONFIG
 from .degrees import axes_of
@@ -23,7 +24,7 @@ from .dimtext import axis_fields, dim_texts, runs_text
 from .errors import LayoutError, UnsupportedError
 from .layout import Layout, cut_layout
 from .matching import Logical
-from .partition import Axis, Dim, partition
+from .partition import partition
 from .sourcefiles import SourceFile, packed
 from .table import template_of
 

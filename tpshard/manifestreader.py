@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from . import sourcefiles
+from .axes import Axis, Dim, replicated
 from .collection import uncollected
 from .digest import ALGORITHMS, WIDTHS, Digests
 from .dimtext import parse_axis, parse_dim, runs_text
@@ -14,7 +15,7 @@ from .errors import DamagedError, LayoutError, UnsupportedError
 from .fields import Fields
 from .manifest import CHECKSUM, FORMAT, VERSION, Manifest, Note, Origin, RankFile, SideFile, axis_units, checksum
 from .matching import Logical
-from .partition import Axis, Dim, partition, replicated
+from .partition import partition
 from .sourcefiles import parse_source_files, plain_name, reread, unpacked
 from .strictjson import parse_object
 from .table import template_of

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+from .axes import Dim, replicated
 from .counting import counted
 from .errors import DamagedError, UnsupportedError, short
-from .partition import Dim, replicated
 from .table import Choice, Rule, Stack, Table, placed, placeholders, rule_template, template_of
 
 SHOWN = 5  # names listed in a message before "and N more"

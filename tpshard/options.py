@@ -6,8 +6,15 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .errors import UsageError
+
+if TYPE_CHECKING:
+    from .execute import Outcome
+    from .observing import Observer
+    from .planning import Plan
+    from .reports import Conversion
 
 Progress = Callable[[int], AbstractContextManager[Callable[[int], None]]]
 
@@ -32,6 +39,9 @@ class Options:
             with bytes done.
         allow_changed: reshard and merge carry side files that were changed since the split, as they are now.
         gate: given the finished directory before it becomes visible; what it raises keeps it from that.
+        resume: go on from what an unfinished run has left, and leave what is done where this one fails.
+        keep_previous: what is replaced is kept beside the output, for :func:`tpshard.rollback`.
+        observer: told of what is planned, moved and made.
     """
 
     overwrite: bool = False
@@ -44,10 +54,24 @@ class Options:
     note: Callable[[str], None] = field(default=lambda message: None)
     progress: Progress | None = None
     gate: Callable[[Path], None] | None = None
+    resume: bool = False
+    keep_previous: bool = False
+    observer: Observer | None = None
 
     def running(self, total: int) -> AbstractContextManager[Callable[[int], None] | None]:
         """A context manager around the function that is to be told of ``total`` bytes as they are done."""
-        return nullcontext() if self.progress is None else self.progress(total)
+        shown = nullcontext() if self.progress is None else self.progress(total)
+        return shown if self.observer is None else self.observer.moving(total, shown)
+
+    def planned(self, report: Conversion) -> None:
+        """Tell the observer what is about to be done."""
+        if self.observer is not None:
+            self.observer.planned(report)
+
+    def made(self, plan: Plan, outcome: Outcome) -> None:
+        """Tell the observer what has become visible."""
+        if self.observer is not None:
+            self.observer.made(plan, outcome)
 
 
 DEFAULTS = Options()

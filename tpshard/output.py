@@ -5,22 +5,27 @@ The directory becomes visible at once, or not at all.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from .commit import Staging
-from .errors import UsageError
+from .errors import NotProvenError, UsageError
 from .execute import Outcome, execute
 from .header import Frame
-from .listing import storage_error
+from .journal import Identity, Journal, plan_key, stamped
+from .listing import is_weights, storage_error
 from .manifest import SideFile
 from .openfiles import OpenFiles
 from .options import Options, move_settings
 from .outputplace import check_output
 from .planning import Plan
+from .release import VERSION
 from .reports import Conversion
+from .resume import Kept, go_on, require_finished
 from .sidefiles import copy_sides
+from .wholefiles import write_frame, write_new
 
 
 @dataclass(frozen=True)
@@ -83,24 +88,78 @@ def make(job: Job, output: Path, report: Conversion, options: Options) -> Conver
     if options.dry_run:
         check_output(output, overwrite=options.overwrite, needed_bytes=needed, written=written)
         return report
+    if options.resume and not job.algorithm:
+        raise UsageError("--resume knows by digests what is done, and none are taken here: leave --digest none away")
+    options.planned(report)
     with Staging(
         output, overwrite=options.overwrite, needed_bytes=needed, fsync=options.fsync, note=options.note,
-        written=written,
-    ) as staging:
-        outcome = _move(job, staging.path, options)
-        ending = job.ending(outcome, copy_sides(job.root, staging.path, job.sides))
-        for name, frame in ending.frames:
-            _write_frame(staging.path / name, frame)
-        for name, data in ending.small.items():
-            _write_new(staging.path / name, data)
-        if options.gate is not None:
-            options.gate(staging.path)
-        staging.publish()
+        written=written, resume=options.resume, keep_previous=options.keep_previous,
+    ) as staging:  # fmt: skip
+        staging.keep = options.resume  # what is refused is not deleted either
+        journal, kept = _begun(job, staging, report.verb, options)
+        if staging.published:
+            return report
+        report.bytes_kept = kept.nbytes
+        try:
+            outcome = _made(job, staging.path, journal, kept, options)
+            staging.publish()
+        except BaseException as error:
+            done = kept.nbytes or (journal is not None and journal.entries)
+            staging.keep = options.resume and bool(done) and not isinstance(error, NotProvenError)
+            raise
+        finally:
+            if journal is not None:
+                journal.close()
     report.bytes_read, report.bytes_written = outcome.bytes_read, outcome.bytes_written
+    options.made(job.plan, outcome)
     return report
 
 
-def _move(job: Job, staging: Path, options: Options) -> Outcome:
+def _begun(job: Job, staging: Staging, verb: str, options: Options) -> tuple[Journal | None, Kept]:
+    """The journal of a run, and what is kept of an earlier one; none where no digests are taken."""
+    if not job.algorithm:
+        return None, Kept()
+    computed = job.opened is not OpenFiles
+    identity = _identity(job, verb, computed)
+    if staging.published:
+        require_finished(staging.journal, identity)
+        options.note(f"{staging.out}: was finished already; the run that made it was killed right after")
+        return None, Kept()
+    if not options.resume or not staging.journal.exists():
+        if options.resume:
+            options.note(f"{staging.out}: no unfinished run was found that could be gone on from; it is begun anew")
+        journal = Journal(staging.journal)
+        journal.begin(identity)
+        return journal, Kept()
+    threads, tile = move_settings(options.threads, options.max_memory)
+    journal, kept = go_on(
+        staging.journal, identity, job.plan, staging.path, job.files, threads=threads, tile_bytes=tile,
+        computed=computed,
+    )  # fmt: skip
+    total = sum(extent.nbytes for extent in job.plan.writes)
+    options.note(f"{staging.out}: going on; {kept.nbytes:,} of {total:,} bytes are there already, checked by digest")
+    return journal, kept
+
+
+def _identity(job: Job, verb: str, computed: bool) -> Identity:
+    present = [path for path in job.files if os.path.exists(path)]
+    if computed and len(present) < len(job.files):  # the sources of what is computed have other names
+        present = sorted(path for path in job.root.iterdir() if is_weights(path.name))
+    return Identity(VERSION, verb, plan_key(job.plan), job.algorithm, stamped(present))
+def _made(job: Job, staging: Path, journal: Journal | None, kept: Kept, options: Options) -> Outcome:
+    """Make everything that the output will hold, and have it judged."""
+    outcome = _move(job, staging, journal, kept, options)
+    ending = job.ending(outcome, copy_sides(job.root, staging, job.sides))
+    for name, frame in ending.frames:
+        write_frame(staging / name, frame)
+    for name, data in ending.small.items():
+        write_new(staging / name, data)
+    if options.gate is not None:
+        options.gate(staging)
+    return outcome
+
+
+def _move(job: Job, staging: Path, journal: Journal | None, kept: Kept, options: Options) -> Outcome:
     plan = job.plan
     threads, tile = move_settings(options.threads, options.max_memory)
     targets = [(staging / file.name, file.size) for file in plan.target.files]
@@ -110,6 +169,8 @@ def _move(job: Job, staging: Path, options: Options) -> Outcome:
         except OSError as error:
             raise storage_error(error, path.parent, "making it") from None
     with options.running(sum(extent.nbytes for extent in plan.writes)) as progress:
+        if progress is not None and kept.nbytes:
+            progress(kept.nbytes)
         return execute(
             plan.tasks,
             plan.reads,
@@ -122,29 +183,6 @@ def _move(job: Job, staging: Path, options: Options) -> Outcome:
             expected=job.expected,
             progress=progress,
             opened=job.opened,
+            record=None if journal is None else journal.record,
+            earlier=kept,
         )
-
-
-def _write_frame(path: Path, frame: Frame) -> None:
-    """Write the bytes of an existing file that are not tensor data."""
-    try:
-        with path.open("r+b", buffering=0) as file:
-            for at, data in frame:
-                file.seek(at)
-                _write_all(file.write, data)
-    except OSError as error:
-        raise storage_error(error, path, "writing its header") from None
-
-
-def _write_new(path: Path, data: bytes) -> None:
-    try:
-        with path.open("xb", buffering=0) as file:
-            _write_all(file.write, data)
-    except OSError as error:
-        raise storage_error(error, path, "writing it") from None
-
-
-def _write_all(write: Callable[[memoryview], int | None], data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[write(rest) or 0 :]

@@ -6,6 +6,7 @@ front to back writes every target front to back.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import NamedTuple, overload
 
@@ -13,9 +14,10 @@ from .collection import uncollected
 from .errors import DamagedError, short
 from .header import WeightsFile, build_header
 from .layout import Layout
-from .planning import Placed, PlacedFile, sizes_of
+from .planning import Placed, PlacedFile, sizes_of, stored_bytes
 from .routing import Extent
 
+INDEX = "model.safetensors.index.json"
 ALIGN = 4096  # data of the native layout starts at a page, so that it can be read directly or mapped
 _RANK, _CONTENT = "tpshard.rank", "tpshard.content"
 _UNKNOWN = "-" * 64  # stands for the content digest until the data has passed
@@ -178,6 +180,19 @@ def place_repacked(layout: Layout, max_file_bytes: int) -> Headed:
         files.append(PlacedFile(name, at, 0))
         headers.append(header)
     return Headed(Placed(layout, tuple(files), tuple(extents)), tuple(headers))
+
+
+def repacked_index(headed: Headed) -> tuple[str, bytes] | None:
+    """Name and bytes of the index of repacked files; None where there is one file."""
+    files = headed.placed.files
+    if len(files) < 2:
+        return None
+    weight_map = {
+        extent.tensor: files[extent.file].name for row in headed.placed.extents for extent in row if extent is not None
+    }
+    total = sum(stored_bytes(tensor.shape, tensor.dtype) for tensor in headed.placed.layout.tensors.values())
+    text = json.dumps({"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}, indent=2)
+    return INDEX, text.encode() + b"\n"
 
 
 @uncollected()

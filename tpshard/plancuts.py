@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from itertools import accumulate, product
 from typing import NamedTuple
 
+from .axes import Axis, Dim, replicated
 from .intervals import PAD, Run, Runs, joined
 from .manifest import Manifest, Note
-from .partition import Axis, Dim, Partition, replicated
+from .partition import Partition
 
 Span = tuple[int, int]  # units [start, stop)
 Spans = tuple[Span, ...]  # in the order in which the rank stores them

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from .partition import Axis
+from .axes import Axis
 from .plancuts import CutDim, Spans, spans_text, unit_noun
 from .planparts import Member, Said
 from .roles import EMBED, ROW, VOCABULARY

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from .partition import Axis
+from .axes import Axis
 from .plancuts import CutDim, Planned, Spans, spans_text, tiling_fault, unit_noun, units_of
 from .roles import Part
 from .table import AFTER_SUM

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from .axes import Axis
 from .intervals import PAD
-from .partition import Axis
 from .plancuts import tiling_fault, unit_noun
 from .planparts import Member, Said
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .axes import Axis, Dim
 from .manifest import Note
 from .matching import Logical, Matched, match
-from .partition import Axis, Dim
 from .planning import Placed
 from .quantisation import formats_of
 from .quantisation.composition import unpack

@@ -59,6 +59,8 @@ def _found(model_type: str) -> ModuleType | None:
 
     word = f'"{model_type}"'.encode()
     for info in pkgutil.iter_modules(converters.__path__):
+        if info.ispkg:
+            continue
         source = Path(getattr(info.module_finder, "path", ""), f"{info.name}.py")
         if not source.is_file():  # installed without sources
             return _by_model_type().get(model_type)

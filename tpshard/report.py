@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from .counting import counted
 from .degrees import listed
 from .errors import short
-from .reports import Conversion, Demonstration, Fault, Listing, Report, SelfTest, Survey, Verification
+from .reports import Conversion, Demonstration, Export, Fault, Listing, Report, Rollback, SelfTest, Survey, Verification
 
 
 def render(report: Report) -> str:
@@ -24,6 +24,9 @@ def render(report: Report) -> str:
         return "\n".join(_selftest(report))
     if isinstance(report, Listing):
         return "\n".join(_listing(report))
+    if isinstance(report, Rollback):
+        kept = f"; what it held until now is kept in {report.kept}" if report.kept else ""
+        return f"rollback {report.output}: it holds what it held before{kept}"
     return str(report.as_json())
 
 
@@ -54,6 +57,7 @@ def _conversion(report: Conversion) -> list[str]:
         "split": f"to {counted(report.to_tp_size, 'rank')}",
         "reshard": f"from {counted(report.from_tp_size, 'rank')} to {report.to_tp_size:,}",
         "merge": f"from {counted(report.from_tp_size, 'rank')}",
+        "export": _for_engine(report),
     }[report.verb]
     total = sum(report.rank_bytes)
     lines = [f"{report.verb} {report.source} {arrow}: {done} {report.output}"]
@@ -74,6 +78,8 @@ def _conversion(report: Conversion) -> list[str]:
     lines += [f"  left out{when}: {name}" for name in report.left_out]
     if report.side_files:
         lines.append(f"  {counted(report.side_files, 'other file')} carried")
+    if report.bytes_kept:
+        lines.append(f"  {size(report.bytes_kept)} were there already from an unfinished run, checked by digest")
     if report.verification is not None:
         passed = ", ".join(report.verification.levels)
         lines.append(f"  verified before it was published: {passed}")
@@ -81,6 +87,15 @@ def _conversion(report: Conversion) -> list[str]:
         verdict = "will be" if report.dry_run else "are"
         lines.append(f"  weight files and index {verdict} the source's, byte for byte (every digest is checked)")
     return lines
+
+
+def _for_engine(report: Conversion) -> str:
+    if not isinstance(report, Export):
+        return ""
+    degrees = [f"TP {report.to_tp_size}"]
+    degrees += [f"PP {report.pp_size}"] if report.pp_size > 1 else []
+    degrees += [f"EP {report.ep_size}"] if report.ep_size > 1 else []
+    return f"for {report.engine} {report.version} at {' x '.join(degrees)}"
 
 
 def _verification(report: Verification) -> list[str]:

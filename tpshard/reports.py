@@ -47,6 +47,7 @@ class Conversion(Report):
     bytes_read: int = 0
     bytes_written: int = 0
     needed_bytes: int = 0
+    bytes_kept: int = 0  # with --resume: written by an earlier run, and proven by digest
     rank_bytes: list[int] = field(default_factory=list)  # of tensors, by rank
     sharded_fraction: float = 0.0  # 1: everything is cut; 0: everything is on every rank
     uneven: list[str] = field(default_factory=list)
@@ -65,6 +66,17 @@ class Conversion(Report):
     algorithm: str = ""
     identical_to_source: bool | None = None  # merge: whether the weight files are the source's, byte for byte
     verification: Verification | None = None  # split: what the output passed before it became visible
+
+
+@dataclass
+class Export(Conversion):
+    """What export did: an engine's layout of ``to_tp_size`` ranks a stage."""
+
+    engine: str = ""
+    version: str = ""  # of the engine, whose names these are
+    pp_size: int = 1
+    ep_size: int = 1
+    stages: list[list[int]] = field(default_factory=list)  # layers [start, stop) of every stage
 
 
 @dataclass
@@ -163,6 +175,15 @@ class Listing(Report):
 
     what: str
     entries: list[Entry] = field(default_factory=list)
+
+
+@dataclass
+class Rollback(Report):
+    """What ``rollback`` did: ``kept`` is where what the output held until then lies now, None where it held nothing."""
+
+    output: str
+    kept: str | None
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass

@@ -137,7 +137,8 @@ def _no_shards(root: Path) -> TpshardError:
         return storage_error(error, root, "listing it")
     ranks = rank_files(names)
     lacks = f"{shown(root)} holds no {manifests.NAME}"
-    if PARTIAL_SUFFIX in names or root.name.endswith(PARTIAL_SUFFIX):
+    within = (root.name, root.absolute().parent.name)
+    if PARTIAL_SUFFIX in names or any(name.endswith(PARTIAL_SUFFIX) for name in within):
         again = "split (or reshard) again" if ranks else "merge again"
         return UsageError(f"{lacks}: it is what a run under way or one that was killed has written so far; {again}")
     if os.path.lexists(root / manifests.NAME):

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from .accounting import bytes_by_rank, patterns
 from .adapters import open_given
+from .axes import Axis, Dim
 from .checkpoint import Checkpoint, place_source
 from .config import CONFIG
 from .degrees import (
@@ -27,7 +28,6 @@ from .layout import cut_layout
 from .lora import lora_config
 from .manifest import Note
 from .matching import Logical
-from .partition import Axis, Dim
 from .place import place_native
 from .planning import Placed, build_plan, stored_bytes
 from .registry import families

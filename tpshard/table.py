@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
+from .axes import AnyDim, Axis, Dim
 from .errors import UnsupportedError
-from .partition import AnyDim, Axis, Dim
 
 ADDED_ONCE = "added once: whole on every rank, the runtime adds it after the sum over ranks"
 NEEDS_SUM = "needs a sum over ranks: the norm spans what is cut"

@@ -56,7 +56,7 @@ class LevelVerdict:
             a pass nor a mismatch.
         mode: how a rank was run, ``zero-pad`` or ``local``; "" where none was.
         coverage: the part of the parameters that was exercised, 0 to 1; None where it was not measured.
-        unreached: tensors that were not exercised, and so compared by bytes only.
+        unreached: tensors that were not exercised, and so compared by bytes (and their cuts by plan) only.
         collectives: how many collectives of each kind one forward pass took (*backward*: of both ways).
         collective_bytes_per_token: what a forward pass exchanges; see :mod:`tpshard.traffic`.
         collective_dtype: the dtype in which those bytes are counted, by its safetensors name.

@@ -129,7 +129,7 @@ def _one(out: Outcome, source: Path, directory: Path, degree: int, before: Path 
 def _run(out: Outcome, source: Path, shards: Path, tokens: int) -> None:
     opened = open_shards(shards)
     try:
-        verdict = run_ranks(opened, open_source(source), torch.float64, ZERO_PAD, tokens=tokens, min_coverage=0.0)
+        verdict = run_ranks(opened, open_source(source), torch.float64, ZERO_PAD, tokens=tokens)
     except UnsupportedError as error:
         out.unsupported = str(error)
         return

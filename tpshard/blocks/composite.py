@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from tpshard.axes import Dim, Units
 from tpshard.config import Config
-from tpshard.partition import Dim, Units
 from tpshard.registry import part_of, table_of
 from tpshard.table import Prefix, Rule, Table
 

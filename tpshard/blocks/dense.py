@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from tpshard.axes import AnyDim, Dim, Heads, Padded, Units
 from tpshard.config import Config
-from tpshard.partition import AnyDim, Dim, Heads, Padded, Units
 from tpshard.table import NEEDS_GATHER, Table
 
 GATED = ("gate_proj", "up_proj", "down_proj")

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from tpshard.axes import Dim, Heads, Padded, Units
 from tpshard.config import Config
 from tpshard.errors import DamagedError
-from tpshard.partition import Dim, Heads, Padded, Units
 from tpshard.table import Prefix, Table
 
 from .dense import attention, mlp

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from tpshard.axes import AnyDim, Dim, Units
 from tpshard.config import Config
-from tpshard.partition import AnyDim, Dim, Units
 from tpshard.table import BEHIND_PADDING, Prefix, Table
 
 from .dense import attention, heads_of, mlp
@@ -144,3 +144,12 @@ def masked_head(
             t.tensor(f"{at}.bias", vocab, role="head_bias", optional=True)
     if tied_to is not None:
         t.tie(f"{at}.{decoder}.weight", tied_to)
+
+
+def roberta_head(t: Table, c: Config, hidden: int, vocab: Dim, *, bias_after: bool = False) -> None:
+    """RoBERTa's ``lm_head``: a matrix, a norm, and the decoder, tied to the embedding unless the config unties it."""
+    tied = c.flag("tie_word_embeddings", default=True)
+    masked_head(
+        t, hidden, hidden, vocab, at="lm_head", dense="dense", norm="layer_norm", bias_after=bias_after,
+        tied_to="@embeddings.word_embeddings.weight" if tied else None,
+    )  # fmt: skip

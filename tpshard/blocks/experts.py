@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from tpshard.axes import Dim, Units
 from tpshard.config import Config
 from tpshard.errors import DamagedError
-from tpshard.partition import Dim, Units
 from tpshard.table import Table
 
 from .dense import GATED, experts, gated_mlp, norms

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import NamedTuple
 
+from tpshard.axes import AnyDim, Dim, Heads, Segment, Units
 from tpshard.config import Config
-from tpshard.partition import AnyDim, Dim, Heads, Segment, Units
 from tpshard.table import Table
 
 from .dense import heads_of, norms

@@ -6,9 +6,9 @@ they are small beside the layers.
 
 from __future__ import annotations
 
+from tpshard.axes import Dim, Heads, Padded, Units
 from tpshard.config import Config
 from tpshard.errors import DamagedError
-from tpshard.partition import Dim, Heads, Padded, Units
 from tpshard.table import ADDED_ONCE, Table
 
 from .dense import attention, mlp, norms
@@ -101,6 +101,13 @@ def ctc_head(t: Table, c: Config, width: int, name: str = "lm_head") -> None:
         t.linear(name, vocab, width, role="head", bias=True)
 
 
+def wave_convolutions(t: Table, mels: int, hidden: int) -> None:
+    """Whisper's two convolutions, from the bins of a spectrogram to the encoder's width."""
+    for name, into in (("conv1", mels), ("conv2", hidden)):
+        t.whole(f"@{name}.weight", hidden, into, 3, why=WAVE)
+        t.whole(f"@{name}.bias", hidden, why=WAVE)
+
+
 def whisper_encoder(c: Config) -> Table:
     """Whisper's encoder as a tower by itself: two convolutions, stored positions, keys without a bias.
 
@@ -111,9 +118,7 @@ def whisper_encoder(c: Config) -> Table:
     q, kv = heads.query(size), heads.kv(size)
 
     t = Table(c.count("num_hidden_layers", "encoder_layers"))
-    for name, into in (("conv1", c.count("num_mel_bins")), ("conv2", hidden)):
-        t.whole(f"@{name}.weight", hidden, into, 3, why=WAVE)
-        t.whole(f"@{name}.bias", hidden, why=WAVE)
+    wave_convolutions(t, c.count("num_mel_bins"), hidden)
     t.embedding("@embed_positions", c.count("max_source_positions"), hidden, role="position")
     layer = "@layers.{layer}"
     t.linear(f"{layer}.self_attn.q_proj", q, hidden, role="q", bias=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tpshard.axes import Dim, Heads, Padded
 from tpshard.config import Config
-from tpshard.partition import Dim, Heads, Padded
 from tpshard.table import Table
 
 from .dense import attention, channels_of, gated_mlp

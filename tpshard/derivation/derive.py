@@ -15,13 +15,13 @@ from typing import Any
 from tpshard.errors import UnsupportedError, UsageError
 from tpshard.listing import shown
 from tpshard.strictjson import parse_object
+from tpshard.table import template_of
 
 from .draft import Draft, Drafter, RuleDraft
 from .noise import experiments
 from .numbers import Numbers, defaults
 from .probe import Probe
 from .proof import Trial, tried
-from .reach import unnumbered
 from .specimens import Specimens
 from .structure import Structure, structure
 from .sums import meeting
@@ -190,6 +190,7 @@ def _prove(
     without: frozenset[frozenset[str]] = frozenset()
     reasons: dict[str, str] = {}
     table = directory / "derived_table.py"
+    patterns = found.structures[0].patterns
     plain = False
     for _ in range(ATTEMPTS):
         draft, text = _drafted(specimens, found, without, plain)
@@ -207,7 +208,7 @@ def _prove(
         for axis, why in blamed.items():
             for one in found.structures[0].axes:
                 if one.sums == axis:
-                    reasons |= {unnumbered(name): f"its ranks did not add up: {why}" for name in one.tensors}
+                    reasons |= {patterns.of(name): f"its ranks did not add up: {why}" for name in one.tensors}
         without |= frozenset(blamed)
     derivation.axes = [
         f"{a.name}: {a.units.source}" + (f" over {a.groups.source}" if a.groups else "") for a in draft.axes
@@ -215,7 +216,7 @@ def _prove(
     derivation.whole = _left(draft, found) | reasons
     derivation.experiments = found.experiments
     derivation.remarks = list(dict.fromkeys(draft.remarks))
-    derivation.spanning = sorted({unnumbered(name) for name in found.structures[0].spanning})
+    derivation.spanning = sorted({patterns.of(name) for name in found.structures[0].spanning})
     if not found.differs:
         derivation.remarks.append(
             "no second config with other numbers ran: which key a number follows was told by its value alone"
@@ -226,7 +227,7 @@ def _left(draft: Draft, found: _Found) -> dict[str, str]:
     """Matrices that stayed whole, and why."""
     out = dict(draft.whole)
     for name, why in found.structures[0].odd.items():
-        out.setdefault(unnumbered(name), why)
+        out.setdefault(found.structures[0].patterns.of(name), why)
     for rule in draft.rules:
         if not rule.cut and len(rule.dims) > 1:
             out.setdefault(rule.name.replace("{layer}", "#").replace("{expert}", "#"), "nothing that is cut meets it")
@@ -240,9 +241,9 @@ def _blamed(trials: Sequence[Trial], first: Structure, without: frozenset[frozen
         if not trial.problem or trial.uncut or trial.misnamed:
             continue
         for axis in first.axes:
-            modules = {unnumbered(name).rpartition(".")[0] for name in axis.sums}
+            modules = {name.rpartition(".")[0] for name in axis.sums}
             if axis.sums not in without and any(
-                m and m in unnumbered(trial.problem.replace(" ", ".")) for m in modules
+                m and m in template_of(trial.problem.replace(" ", "."))[0] for m in modules
             ):
                 out[axis.sums] = trial.problem[:200]
     return out

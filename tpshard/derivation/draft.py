@@ -1,7 +1,7 @@
 """The table of what was found: rules with their dimensions as expressions over the config.
 
 The same tensor of every layer gets one rule. The labels of its indices, in stored order, are read as the
-sums of which :mod:`tpshard.partition` makes dimensions.
+sums of which :mod:`tpshard.axes` makes dimensions.
 """
 
 from __future__ import annotations
@@ -9,29 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
-from typing import NamedTuple
 
 from tpshard.table import ADDED_ONCE, NEEDS_SUM, template_of
 
 from .numbers import Expression, Numbers
-from .reach import unnumbered
-from .structure import AxisFound, Label, Structure
+from .roles import family_of, noun_of, once_role, role_of, whole_role
+from .segments import Part, parts
+from .structure import AxisFound, Structure
 
 MOST_FETCHED = 3.5  # cost of an expression for a length that is kept whole; beyond it any length is allowed
-
-
-class Part(NamedTuple):
-    """A run of segments: ``size`` indices for each unit or group, ``count`` units in each of ``blocks`` blocks.
-
-    ``kind``: ``unit``, ``group``, ``whole``, or ``grouped``: group after group, ``inner`` for each.
-    """
-
-    kind: str
-    size: int = 0
-    inner: tuple[tuple[str, int], ...] = ()
-    block: int = 0
-
 
 @dataclass
 class AxisDraft:
@@ -72,71 +58,6 @@ class Draft:
     remarks: list[str] = field(default_factory=list)
     layer_numbers: frozenset[int] = frozenset()
 
-
-def parts(labels: Sequence[Label], units: int, groups: int) -> list[Part] | None:
-    """Labels read as segments; None where they follow no order that a table can say."""
-    runs = [(label, len(list(run))) for label, run in groupby(labels)]
-    out: list[Part] = []
-    at = 0
-    while at < len(runs):
-        (kind, number), size = runs[at]
-        if kind == "whole":
-            out.append(Part("whole", size))
-            at += 1
-            continue
-        count = units if kind == "unit" else groups
-        ahead = runs[at : at + count]
-        if number == 0 and ahead == [((kind, n), size) for n in range(count)]:
-            out.append(Part(kind, size))
-            at += count
-            continue
-        found = _grouped(runs[at:], units, groups) or _blocks(runs[at:], units)
-        if found is None:
-            return None
-        out.append(found[0])
-        at += found[1]
-    return out
-
-
-def _grouped(runs: Sequence[tuple[Label, int]], units: int, groups: int) -> tuple[Part, int] | None:
-    """Group after group the same: ``q q q k v`` and the like."""
-    if groups < 2 or groups == units or len(runs) % groups:
-        return None
-    each, share = len(runs) // groups, units // groups
-    inner: list[tuple[str, int]] | None = None
-    for group in range(groups):
-        own = list(runs[group * each : (group + 1) * each])
-        read: list[tuple[str, int]] = []
-        while own:
-            (kind, _), size = own[0]
-            count = share if kind == "unit" else 1
-            first = group * share if kind == "unit" else group
-            if kind == "whole" or own[:count] != [((kind, first + n), size) for n in range(count)]:
-                return None
-            read.append((kind, size))
-            own = own[count:]
-        if inner is not None and inner != read:
-            return None
-        inner = read
-    assert inner is not None
-    return Part("grouped", 0, tuple(inner)), len(runs)
-
-
-def _blocks(runs: Sequence[tuple[Label, int]], units: int) -> tuple[Part, int] | None:
-    """Blocks of some units, in each block several times: CodeGen's ``[4 blocks][q v k][heads of a block]``."""
-    size = runs[0][1]
-    numbers = [label[1] for label, length in runs if label[0] == "unit" and length == size]
-    if len(numbers) != len(runs) or len(runs) % units:
-        return None
-    times = len(runs) // units
-    for block in range(1, units):
-        if units % block == 0 and numbers == [
-            first + n for first in range(0, units, block) for _ in range(times) for n in range(block)
-        ]:
-            return Part("blocks", size, (("unit", times),), block), len(runs)
-    return None
-
-
 class Drafter:
     """Makes one draft of the structures of several configs, the checkpoint's own first."""
 
@@ -152,7 +73,8 @@ class Drafter:
         self._plain = plain  # roles that say no more than what is summed over ranks
         self.draft = Draft(tied=list(tied))
         self._summed: set[str] = set()  # modules whose results are summed over ranks
-        self._patterns = [_patterns(one) for one in shapes]
+        self._of = structures[0].patterns.of
+        self._patterns = [s.patterns.sorted(one) for s, one in zip(structures, shapes, strict=True)]
         self._layers, self._experts = _places(shapes[0])
 
     def make(self) -> Draft:
@@ -195,11 +117,15 @@ class Drafter:
         out: dict[str, tuple[int, AxisDraft]] = {}
         by_count: dict[tuple[int, ...], AxisDraft] = {}
         first = self.structures[0]
-        found = {unnumbered(name): (name, dim) for name, dim in first.vocabulary.items()}
+        found = {self._of(name): (name, dim) for name, dim in first.vocabulary.items()}
         for name in first.tables:
-            found.setdefault(unnumbered(name), (name, 0))
-        for pattern, (name, dim) in found.items():
-            counts = tuple(one[_same(name, one)][dim] for one in self.shapes if _same(name, one))
+            found.setdefault(self._of(name), (name, 0))
+        for pattern, (_, dim) in found.items():
+            counts = tuple(
+                shapes[own[pattern][0]][dim]
+                for own, shapes in zip(self._patterns, self.shapes, strict=True)
+                if pattern in own
+            )
             e = self.numbers.fit(counts) if len(counts) == len(self.shapes) else None
             if e is None or not any("vocab" in key[-1] and "type" not in key[-1] for key in e.keys):
                 continue  # positions, token types: small, and whole
@@ -225,7 +151,7 @@ class Drafter:
             by_kind: dict[tuple[str, ...], list[list[AxisFound]]] = {}
             for n, axes in enumerate(own):
                 for axis in axes:
-                    kind = tuple(sorted({unnumbered(name) for name in axis.tensors}))
+                    kind = tuple(sorted({self._of(name) for name in axis.tensors}))
                     by_kind.setdefault(kind, [[] for _ in own])[n].append(axis)
             for kinds in by_kind.values():
                 self._cut(kinds, out, by_kind)
@@ -253,10 +179,10 @@ class Drafter:
         if e is None or (groups != units and shared and g is None):
             self._leave(kinds[0], f"its {units[0]} units match no key of the config")
             return
-        axis = AxisDraft(name, e, g, noun=_noun(name))
+        axis = AxisDraft(name, e, g, noun=noun_of(name))
         cuts: dict[str, tuple[int, str, AxisDraft, bool]] = {}
         for tensor in kinds[0][0].tensors:
-            pattern = unnumbered(tensor)
+            pattern = self._of(tensor)
             found = self._dim(pattern, kinds, axis)
             if found is None:
                 self._leave([kinds[0][0]], f"the order of {tensor} cannot be said in a table")
@@ -281,7 +207,7 @@ class Drafter:
     def _leave(self, axes: Sequence[AxisFound], why: str) -> None:
         for axis in axes:
             for tensor in axis.tensors:
-                self.draft.whole.setdefault(unnumbered(tensor), why)
+                self.draft.whole.setdefault(self._of(tensor), why)
 
     def _dim(self, pattern: str, kinds: list[list[AxisFound]], axis: AxisDraft) -> tuple[int, str] | None:
         read: list[list[Part]] = []
@@ -290,7 +216,7 @@ class Drafter:
             forms = set()
             for one in axes:
                 for tensor, (dim, labels) in one.tensors.items():
-                    if unnumbered(tensor) == pattern:
+                    if self._of(tensor) == pattern:
                         dims.add(dim)
                         form = parts(labels, one.units, one.groups)
                         forms.add(None if form is None else tuple(form))
@@ -372,13 +298,13 @@ class Drafter:
             at, text, along, summed = cut
             dims[at] = text
             axis = along.name
-            role = _role(pattern, "linear" if self._plain else _family(along), summed, len(dims))
+            role = role_of(pattern, "linear" if self._plain else family_of(along.name), summed, len(dims))
             if any(name in first.spanning for name in names):
                 role, note = ("norm" if pattern.endswith("weight") else "norm_bias"), NEEDS_SUM
         elif any(name in first.once for name in names) and pattern.rpartition(".")[0] in self._summed:
-            role, note = "linear_out_bias" if self._plain else _once_role(pattern), ADDED_ONCE
+            role, note = "linear_out_bias" if self._plain else once_role(pattern), ADDED_ONCE
         else:
-            role, why = _whole_role(pattern, len(dims)), self.draft.whole.get(pattern, "")
+            role, why = whole_role(pattern, len(dims)), self.draft.whole.get(pattern, "")
             if role == "whole" and any(name in first.inside for name in names):
                 role = "inside"
         for name, layers in self._named(names):
@@ -423,19 +349,6 @@ class Drafter:
         return _stack_of(name) == _main_stack(self.shapes[0])
 
 
-def _patterns(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, list[str]]:
-    out: dict[str, list[str]] = {}
-    for name in shapes:
-        out.setdefault(unnumbered(name), []).append(name)
-    return out
-
-
-def _same(name: str, shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """The tensor of this pattern in another config's checkpoint; "" for none."""
-    pattern = unnumbered(name)
-    return name if name in shapes else next((n for n in shapes if unnumbered(n) == pattern), "")
-
-
 def _stack_of(name: str) -> str:
     found = re.match(r"(.*?)\.\d+\.", name)
     return found[1] if found else ""
@@ -457,58 +370,3 @@ def _places(shapes: Mapping[str, tuple[int, ...]]) -> tuple[set[int], set[int]]:
     layers = {template_of(name)[1][0] for name in shapes if stack and _stack_of(name) == stack}
     experts = {int(found[1]) for name in shapes if (found := re.search(r"\.experts\.(\d+)\.", name))}
     return layers, experts
-
-
-_WORDS = (
-    (r"(\w+_)?q(_proj|_lin)?|wq|query(_proj|_layer)?", "q"),
-    (r"(\w+_)?k(_proj|_lin)?|wk|key(_proj|_layer)?", "k"),
-    (r"(\w+_)?v(_proj|_lin)?|wv|value(_proj|_layer)?", "v"),
-    (r".*gate_up.*", "gate_up"),
-    (r".*gate.*|w1", "gate"),
-)
-
-
-def _family(axis: AxisDraft) -> str:
-    for word, family in (("shared", "shared"), ("expert", "expert"), ("heads", "heads"), ("ffn", "ffn")):
-        if axis.name.startswith(word):
-            return family
-    return "linear"
-
-
-def _role(pattern: str, family: str, summed: bool, rank: int) -> str:
-    """The role of a cut tensor, by the part of a layer that it is of and the words of its name."""
-    leaf = pattern.removesuffix(".weight").removesuffix(".bias")
-    bias = "_bias" if pattern.endswith("bias") and rank == 1 else ""
-    if summed:
-        return {"heads": "o", "ffn": "down", "expert": "expert_down", "shared": "shared_down"}.get(family, "linear_out")
-    if rank == 1 and not bias:
-        return {"heads": "attn_head", "ffn": "ffn_channel"}.get(family, "linear_head")
-    word = next((role for expression, role in _WORDS if re.fullmatch(expression, leaf.rpartition(".")[2])), "")
-    if family == "heads":
-        return (word if word in ("q", "k", "v") else "qkv") + bias
-    if family == "linear":
-        return ("linear_conv" if rank == 3 else "linear_in") + bias
-    word = word if word in ("gate", "gate_up") else "up"
-    return {"expert": "expert_", "shared": "shared_"}.get(family, "") + word + bias
-
-
-def _once_role(pattern: str) -> str:
-    if "shared_expert" in pattern:
-        return "shared_down_bias"
-    if "expert" in pattern:
-        return "expert_down_bias"
-    return "o_bias" if "att" in pattern else "down_bias"
-
-
-def _whole_role(pattern: str, rank: int) -> str:
-    if re.search(r"norm|(^|[._])ln", pattern) and rank == 1:
-        return "norm_bias" if pattern.endswith("bias") else "norm"
-    if re.search(r"router|(^|[._])gate\.weight$|correction", pattern):
-        return "router"
-    if re.search(r"position|wpe|token_type", pattern):
-        return "position"
-    return "whole"
-
-
-def _noun(name: str) -> str:
-    return {"heads": "query heads", "ffn": "feed-forward channels"}.get(name, f"{name.replace('_', ' ')} units")

@@ -19,6 +19,7 @@ from tpshard.numerics.rankmodel import materialise
 from tpshard.numerics.skeleton import Skeleton
 from tpshard.source import open_source
 
+from .patterns import Patterns
 from .products import parameters_of
 
 ROWS, TOKENS = 1, 12
@@ -35,6 +36,7 @@ class Probe:
         model: with all parameters of the checkpoint.
         parameters: floating-point parameters by name in the model, each object once.
         shapes: shape of every tensor on disk.
+        patterns: of the names of parameters and of tensors on disk.
         inputs: arguments of the model's forward.
 
     Raises:
@@ -56,6 +58,7 @@ class Probe:
         self.model = materialise(self.skeleton, values.__getitem__, torch.device("cpu"), trainable=True)
         self.model.eval()
         self.parameters = parameters_of(self.model)
+        self.patterns = Patterns(self.skeleton.modules)
         self.offsets: dict[str, int] = {}
         self.elements = 0
         for name, value in stored.items():
@@ -95,6 +98,9 @@ class Probe:
             inputs["attention_mask"] = torch.ones_like(ids)
         if "decoder_input_ids" in takes:
             inputs["decoder_input_ids"] = torch.randint(3, self.vocabulary, (rows, TOKENS - 4), generator=chance)
+        kinds = getattr(self.model.config, "type_vocab_size", None)
+        if "token_type_ids" in takes and isinstance(kinds, int) and kinds > 1:
+            inputs["token_type_ids"] = torch.randint(0, kinds, (rows, TOKENS), generator=chance)
         if "use_cache" in takes:
             inputs["use_cache"] = False
         return inputs

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from tpshard.errors import UnsupportedError
-from tpshard.table import template_of
 
 from .probe import Probe
 from .products import Lookup, Product, Products
@@ -185,17 +184,4 @@ def norms(probe: Probe) -> list[str]:
         held = list(module.parameters())
         if named and held and all(p.dim() == 1 and p.numel() > 1 for p in held):
             out.append(path)
-    return out
-
-
-def unnumbered(name: str) -> str:
-    """A name with ``#`` in place of its numbers: the same for every layer and expert."""
-    return template_of(name)[0]
-
-
-def of_numbers(names: Iterable[str]) -> Mapping[str, list[str]]:
-    """Names by what they are with their numbers left out."""
-    out: dict[str, list[str]] = {}
-    for name in names:
-        out.setdefault(unnumbered(name), []).append(name)
     return out

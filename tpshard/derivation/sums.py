@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from .patterns import Patterns
 from .probe import Probe
-from .reach import Sum, Trace, norms, of_numbers, traced, unnumbered
+from .reach import Sum, Trace, norms, traced
 
 WORTHWHILE = 0.002  # of the parameters: what a norm that must be summed over ranks has to bring
 SHARE = 0.25  # of its own size: what a product must cut beside itself
@@ -59,7 +60,7 @@ def meeting(probe: Probe) -> Meeting:
     every = sum(value.numel() for name, value in probe.parameters.items() if name not in tables)
     if found.total >= (1 - WORTHWHILE) * every:
         return found
-    for paths in of_numbers(norms(probe)).values():
+    for paths in probe.patterns.sorted(norms(probe)).values():
         tried = _settled(probe, replace(found, spanning=found.spanning | frozenset(paths)))
         if tried.total > found.total + WORTHWHILE * every:
             found = tried
@@ -70,23 +71,29 @@ def _settled(probe: Probe, found: Meeting) -> Meeting:
     """``found`` with more sums, until another look with them in place finds no more."""
     for _ in range(4):
         trace = traced(probe, found.sums, found.spanning)
-        chosen, found = _chosen(candidates(trace), found)
-        more = frozenset(at for at in trace.seen if any(_alike(at, one.at) for one in chosen)) - found.sums
+        chosen, found = _chosen(candidates(trace), found, probe.patterns)
+        alike = {at for at in trace.seen if any(_alike(at, one.at, probe.patterns) for one in chosen)}
+        more = frozenset(alike) - found.sums
         if not more:
             break
         found = replace(found, sums=found.sums | more)
     return found
 
 
-def _alike(a: Sum, b: Sum) -> bool:
-    return a.contracted == b.contracted and unnumbered(a.parameter) == unnumbered(b.parameter)
+def _alike(a: Sum, b: Sum, patterns: Patterns) -> bool:
+    return a.contracted == b.contracted and patterns.of(a.parameter) == patterns.of(b.parameter)
 
 
 def _kind(at: Sum, probe: Probe) -> object:
     """A parameter's name with what else its layer holds: the same name in another kind of layer is another."""
-    first = re.search(r"\.\d+\.", at.parameter)
-    layer = at.parameter[: first.end()] if first else ""
-    return unnumbered(at.parameter), frozenset(unnumbered(n) for n in probe.parameters if n.startswith(layer))
+    layer, of = layer_of(at.parameter), probe.patterns.of
+    return of(at.parameter), frozenset(of(n) for n in probe.parameters if n.startswith(layer))
+
+
+def layer_of(name: str) -> str:
+    """What the names of a layer's parameters begin with; "" for a name that is of none."""
+    first = re.search(r"\.\d+\.", name)
+    return name[: first.end()] if first else ""
 
 
 def candidates(trace: Trace) -> list[Candidate]:
@@ -96,12 +103,13 @@ def candidates(trace: Trace) -> list[Candidate]:
     for at in trace.seen:
         groups[_kind(at, trace.probe), at.contracted] = at
     head = output_head(trace.probe)
-    watched = [name for name in trace.probe.parameters if name not in trace.tables]
+    watchable = [name for name in trace.probe.parameters if name not in trace.tables]
     for at in groups.values():
         count = trace.channels(at)
         if count < 2 or at.parameter in trace.tables or at.parameter == head:
             continue
-        few = sorted({0, 1, count // 3, count // 2, count - 1})
+        few = sorted({0, count // 2, count - 1})
+        watched = [name for name in watchable if layer_of(name) in ("", layer_of(at.parameter))]  # its block is there
         feeds = [trace.feeding([(at, channel)], watched) for channel in few]
         own = trace.probe.parameters[at.parameter].numel()
         one = Candidate(at, {at.parameter: frozenset(at.contracted)}, {at.parameter: own})
@@ -140,7 +148,7 @@ def _any(mask: torch.Tensor, dims: list[int]) -> torch.Tensor:
     return mask
 
 
-def _chosen(found: list[Candidate], known: Meeting) -> tuple[list[Candidate], Meeting]:
+def _chosen(found: list[Candidate], known: Meeting, patterns: Patterns) -> tuple[list[Candidate], Meeting]:
     """The largest candidates that agree with each other, and with what is known, about the dimension of every matrix.
 
     The same matrix of another layer counts as the same.
@@ -150,7 +158,7 @@ def _chosen(found: list[Candidate], known: Meeting) -> tuple[list[Candidate], Me
     for one in sorted(found, key=lambda c: c.size, reverse=True):
         with_it = dict(taken)
         for name, dims in one.cut.items():
-            key = unnumbered(name)
+            key = patterns.of(name)
             with_it[key] = with_it.get(key, dims) & dims
         if not all(with_it.values()):
             continue

@@ -20,8 +20,8 @@ _NO_SIZE = re.compile(
     r"steps?|offset|image_size|patch_size|channels|max_\w+)$"
 )
 _MOST = 1 << 20
-_FACTORS_SMALL = ((3, 2), (2, 1), (3, 1), (4, 1), (5, 1))
-_FACTORS_LARGE = ((3, 2), (5, 4), (7, 4), (2, 1), (5, 2))
+_FACTORS_SMALL = ((3, 2), (1, 2), (2, 1), (3, 1), (4, 1))
+_FACTORS_LARGE = ((3, 4), (5, 4), (1, 2), (3, 2), (7, 4))  # smaller ones first: they run faster
 SMALL = 16
 
 
@@ -89,10 +89,8 @@ def _with(values: Mapping[str, Any], runs: Callable[[Mapping[str, Any]], bool], 
 
 
 def _others(value: int, turn: int) -> list[int]:
-    if value <= SMALL:
-        factors = [value * a // b for a, b in _FACTORS_SMALL if value * a % b == 0]
-    else:
-        factors = [value * a // b for a, b in _FACTORS_LARGE if value * a % b == 0]
+    ratios = _FACTORS_SMALL if value <= SMALL else _FACTORS_LARGE
+    factors = [value * a // b for a, b in ratios if value * a % b == 0 and value * a // b > 1]
     return factors[turn % len(factors) :] + factors[: turn % len(factors)]
 
 

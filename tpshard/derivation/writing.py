@@ -44,7 +44,7 @@ def written(draft: Draft, origin: Origin, defaults: Mapping[Path, Expression]) -
         "from __future__ import annotations",
         "",
         "from tpshard.config import Config",
-        *([f"from tpshard.partition import {', '.join(names)}"] if names else []),
+        *([f"from tpshard.axes import {', '.join(names)}"] if names else []),
         f"from tpshard.table import {', '.join([*notes, 'Table'])}",
         "",
         f'FAMILY = "{origin.model_type}-derived"',

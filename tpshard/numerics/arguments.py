@@ -17,7 +17,7 @@ from torch import nn
 from tpshard.errors import UnsupportedError
 
 from .assisting import from_assisted
-from .media import PLACEHOLDERS, count_of, image_tokens, images, sounds, videos
+from .media import PLACEHOLDERS, count_of, image_tokens, images, sounds, tiled_images, videos
 from .skeleton import Skeleton
 
 CROSS = re.compile(r"cross|encoder_attn|encdec|encoder_decoder_attention", re.IGNORECASE)
@@ -95,7 +95,8 @@ def decoder_vocabulary(skeleton: Skeleton) -> int:
 def encoder_states(skeleton: Skeleton, rows: Rows) -> dict[str, Any]:
     """Vectors for a decoder's cross attention, where the model has some and no encoder that makes them."""
     wanted = takes(skeleton.model)
-    argument = next((name for name in ("encoder_hidden_states", "encoder_outputs") if name in wanted), None)
+    names = ("encoder_hidden_states", "encoder_outputs", "cross_attention_states")
+    argument = next((name for name in names if name in wanted), None)
     own = {"decoder_input_ids", "decoder_inputs_embeds", "pixel_values", "input_features"} & wanted.keys()
     crossing = any(CROSS.search(name) for name in skeleton.recipes)
     if argument is None or own or not crossing:
@@ -128,6 +129,8 @@ def arguments_of(skeleton: Skeleton, rows: Rows, *, pictured: bool = True) -> di
             inputs |= images(config, wanted, rows)  # compares texts with images, and runs on neither alone
         if "image_attention_mask" in wanted:
             inputs |= _images_beside(config, wanted, rows)
+        if pictured and "aspect_ratio_ids" in wanted:
+            inputs |= tiled_images(config, rows)
     elif main == "pixel_values" or main == "flattened_patches":
         inputs |= _text_beside(skeleton, wanted, rows)
         placed = "image_embeds_position_mask" in wanted

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 TRIES = 3  # cotangents that are sent back where gradients have zeros
-HELD_POINTS = 8  # points for which a parameter is kept if no gradient reaches it
+HELD_POINTS = 32  # points for which a parameter is kept if no gradient reaches it: those of one attention
 
 
 class Coverage:

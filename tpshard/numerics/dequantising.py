@@ -21,21 +21,25 @@ from tpshard.listing import shown
 from tpshard.manifest import Manifest
 from tpshard.matching import Logical
 from tpshard.planning import Placed
+from tpshard.quantisation.valuecodes import rounded
 from tpshard.quantised import DTYPE, Quantised, quantised
 from tpshard.shards import Shards
 from tpshard.source import Source
+from tpshard.valued import values_of_source
 
 from .configs import raw_config
 from .memory import Scratch
-from .stores import Part, Store, rank_store, source_store
+from .stores import DTYPES, Part, Store, rank_store, source_store
 
 
 class DequantisingStore(Store):
     """The tensors of one holder, with the values of its quantised matrices in place of what stands for them.
 
     Args:
-        held: what the holder stores of quantised matrices, and where.
-        parts: of every tensor that the model knows; quantised matrices are in F32 there, at no place in a file.
+        parts: of every tensor that the model knows; quantised matrices are at no place in a file, in the dtype that
+            their values are rounded to.
+        quantised: what stands for the matrices.
+        placed: where the holder's tensors lie.
     """
 
     def __init__(
@@ -63,13 +67,15 @@ class DequantisingStore(Store):
         matrix = self._matrices.get(part.name)
         if matrix is None:
             return super()._read(part, start, stop, buffer, watch)
-        out = buffer.view(torch.float32).view(stop - start, *part.shape[1:])
-        out.copy_(torch.from_numpy(matrix.rows(start, stop, self._boxes)))
-        out += 0.0  # a zero code times a scale may be -0.0, and padding is compared with zero by its bits
+        found = matrix.rows(start, stop, self._boxes)
+        if part.dtype == DTYPE:
+            found += 0.0  # a zero code times a scale may be -0.0, and padding is compared with zero by its bits
+        stored = rounded(found, part.dtype).reshape(-1).view("u1")
+        buffer.copy_(torch.from_numpy(stored))
         self.bytes_read += len(buffer)
         if watch is not None:
             watch(memoryview(buffer.numpy()))
-        return out
+        return buffer.view(DTYPES[part.dtype]).view(stop - start, *part.shape[1:])
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,7 @@ class Holders:
     Args:
         manifest: of the shards, with every quantised matrix in place of what stands for it.
         notes: what the report says of it.
+        dtype: what the source's values are rounded to.
     """
 
     shards: Shards
@@ -87,6 +94,7 @@ class Holders:
     whole: Quantised | None
     cut: Quantised | None
     notes: tuple[str, ...] = ()
+    dtype: str = DTYPE
 
     def source_store(self, scratch: Scratch) -> Store:
         """The source's tensors, each whole."""
@@ -95,7 +103,7 @@ class Holders:
             return store
         cuts = {name: cut_dims(dims, 1) for name, dims in self.whole.dims.items()}
         paths = [self.source.root / file.name for file in self.source.files]
-        parts = _with_matrices(store.parts, self.whole, cuts, 0)
+        parts = _with_matrices(store.parts, self.whole, cuts, 0, self.dtype)
         return DequantisingStore(paths, parts, self.whole, place_source(self.source), 0, scratch)
 
     def rank_store(self, rank: int, scratch: Scratch) -> Store:
@@ -125,6 +133,11 @@ def holders(shards: Shards, source: Source) -> Holders:
     if whole is None or cut is None or whole.packed.keys() != cut.packed.keys():
         if whole is None and cut is None:
             return Holders(shards, source, manifest, None, None)
+        if whole is not None and cut is None and values_of_source(source, manifest) is not None:
+            held = {tensor.name: tensor.dtype for tensor in manifest.tensors}
+            (dtype,) = {held[name] for name in whole.packed}
+            told = f"the original's {len(whole.packed)} quantised matrices were run as their values in {dtype}"
+            return Holders(shards, source, manifest, whole, None, (told,), dtype)
         raise DamagedError(
             f"{shown(shards.root / 'config.json')} does not declare the quantised matrices that the source's does; "
             "restore it from the source"
@@ -142,12 +155,12 @@ def holders(shards: Shards, source: Source) -> Holders:
 
 
 def _with_matrices(
-    stored: Mapping[str, Part], found: Quantised, cuts: Mapping[str, Cut], rank: int
+    stored: Mapping[str, Part], found: Quantised, cuts: Mapping[str, Cut], rank: int, dtype: str = DTYPE
 ) -> dict[str, Part]:
     """The parts of the tensors that the model knows."""
     parts = {tensor.name: stored[tensor.name] for tensor in found.tensors if tensor.name in stored}
     for name, cut in cuts.items():
         parts.pop(name, None)  # values in the matrix's own shape have its name
         if cut.shapes[rank] is not None:
-            parts[name] = Part(name, DTYPE, -1, 0, cut, rank)
+            parts[name] = Part(name, dtype, -1, 0, cut, rank)
     return parts

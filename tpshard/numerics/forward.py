@@ -17,6 +17,7 @@ import torch
 from tpshard.errors import DamagedError, UnsupportedError, UsageError
 from tpshard.shards import Shards
 from tpshard.source import Source
+from tpshard.valued import values_of_source
 from tpshard.verdicts import PASSED, LevelVerdict, Measure
 
 from .configs import remote_name, require_positions
@@ -41,7 +42,7 @@ def forward(
     tokens: int = DEFAULT_TOKENS,
     max_memory: int | None = None,
     device: str = "cpu",
-    min_coverage: float = 1.0,
+    min_coverage: float | None = None,
     seed: int = 0,
     gates: Callable[[str, float], float] | None = None,
     progress: Callable[[str], None] | None = None,
@@ -57,7 +58,8 @@ def forward(
         tokens: length of the sequences, at least 2.
         max_memory: bytes of weights and of exchanged tensors to hold at a time; bounds the tiles in which matrices
             are read. What Python and the imports take is outside. By default as little as is fast.
-        min_coverage: the part of the parameters that must be reached, 0 to 1.
+        min_coverage: the part of the parameters that must be reached, 0 to 1. By default all that the original's own
+            run reaches; what it does not is named in a note, and compared by bytes and plan.
         gates: given a point and its default gate, the gate to apply.
         progress: called with the name of every point as it is passed.
         text: a file whose first tokens are run in place of made-up ones; perplexities are then reported.
@@ -74,7 +76,7 @@ def forward(
     place = device_of(device)
     if tokens < 2:
         raise UsageError(f"{tokens} tokens make no sequence; give at least 2")
-    if not 0 <= min_coverage <= 1:
+    if min_coverage is not None and not 0 <= min_coverage <= 1:
         raise UsageError(f"a coverage of {min_coverage} makes no sense; give a part from 0 to 1")
     require_same_tensors(shards, source)
     require_positions(source.root, shards.manifest, tokens)
@@ -125,7 +127,7 @@ def run_ranks(
     device: torch.device | None = None,
     tokens: int = DEFAULT_TOKENS,
     max_memory: int | None = None,
-    min_coverage: float = 1.0,
+    min_coverage: float | None = None,
     seed: int = 0,
     gates: Callable[[str, float], float] | None = None,
     progress: Callable[[str], None] | None = None,
@@ -180,7 +182,9 @@ def device_of(name: str) -> torch.device:
 
 
 def require_same_tensors(shards: Shards, source: Source) -> None:
-    """Raise DamagedError unless the shards hold tensors of the source's names, dtypes and shapes."""
+    """Raise DamagedError unless the shards hold tensors of the source's names, dtypes and shapes, or its values'."""
+    values = values_of_source(source, shards.manifest)
+    source = source if values is None else values.checkpoint.source
     mine = {tensor.name: f"{tensor.dtype} {list(tensor.shape)}" for tensor in shards.manifest.tensors}
     theirs = {info.name: f"{info.dtype} {list(info.shape)}" for _, info in source.tensors()}
     odd = sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))

@@ -39,6 +39,7 @@ class LocalParticipant(Participant):
 
     def fetch(self, name: str) -> torch.Tensor:
         """A tensor as it is stored; zero where it does not count."""
+        self.used.add(name)
         part = self.store.parts.get(name)
         if part is None:
             return super().fetch(name)

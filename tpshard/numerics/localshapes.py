@@ -15,9 +15,9 @@ from typing import Any
 
 from torch import nn
 
+from tpshard.axes import Axis
 from tpshard.errors import UnsupportedError
 from tpshard.manifest import Manifest
-from tpshard.partition import Axis
 from tpshard.table import NEEDS_GATHER, NEEDS_SUM, NORMED_BY
 
 from .points import base_role

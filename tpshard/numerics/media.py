@@ -72,6 +72,25 @@ def images(config: Any, takes: Mapping[str, Any], rows: Any) -> dict[str, torch.
     return out
 
 
+def tiled_images(config: Any, rows: Any) -> dict[str, torch.Tensor]:
+    """One image for every row in as many tiles as there may be, which all tokens look at (Llama 3.2 Vision).
+
+    ``pixel_values [rows, 1, tiles, channels, height, width]``; an aspect ratio's id is its place from 1.
+    """
+    vision = getattr(config, "vision_config", None)
+    tiles, (height, width) = count_of(vision, "max_num_tiles"), pair_of(vision, "image_size")
+    ratios = getattr(vision, "supported_aspect_ratios", None) or []
+    fitting = [place for place, ratio in enumerate(ratios, start=1) if ratio[0] * ratio[1] == tiles]
+    if not tiles or not height or not fitting:
+        return {}
+    return {
+        "pixel_values": rows.values("image", 1, tiles, count_of(vision, *CHANNELS) or 3, height, width),
+        "aspect_ratio_ids": torch.full((rows.rows, 1), fitting[-1]),
+        "aspect_ratio_mask": torch.ones(rows.rows, 1, tiles, dtype=torch.long),
+        "cross_attention_mask": torch.ones(rows.rows, rows.tokens, 1, tiles, dtype=torch.long),
+    }
+
+
 def videos(config: Any, rows: Any) -> dict[str, torch.Tensor]:
     """``pixel_values_videos [rows, frames, channels, height, width]`` of as few frames as make a patch."""
     vision = getattr(config, "vision_config", None) or config

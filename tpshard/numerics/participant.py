@@ -70,6 +70,7 @@ class Participant:
         self.once, self.exact, self.tile_bytes, self.coverage = once, exact, tile_bytes, coverage
         self.shapes = shapes
         self.digests: dict[str, str] = {}
+        self.used: set[str] = set()  # tensors on disk that the model's code has asked for
         self._live: dict[str, torch.Tensor] = {}
         self._banks: dict[str, list[Recipe] | None] = {}
         self._find_banks()
@@ -98,6 +99,7 @@ class Participant:
 
     def fetch(self, name: str) -> torch.Tensor:
         """A tensor on disk at full size, zero where this participant has nothing, or where it does not count."""
+        self.used.add(name)
         part = self.store.parts.get(name)
         if part is None:
             return torch.zeros(self.shapes[name], dtype=self.compute, device=self.device)
@@ -135,6 +137,7 @@ class Participant:
             if shares is not None:
                 return shares[index].make(self.skeleton.model, self.fetch)[parameter][0]
             name = recipe.tensors[0][0]
+            self.used.add(name)
             part = self.store.parts.get(name)
             if part is None:
                 return torch.zeros(self.shapes[name][1:], dtype=self.compute, device=self.device)
@@ -203,6 +206,7 @@ class Participant:
             if not args or not torch.is_tensor(args[0]):
                 return None
             wanted, places = torch.unique(args[0], return_inverse=True)
+            self.used.add(tensor)
             part = self.store.parts.get(tensor)
             if part is None:
                 width = self.shapes[tensor][1]
@@ -230,6 +234,7 @@ class Participant:
         gathers = compact and not self.is_reference
 
         def forward(x: torch.Tensor) -> torch.Tensor:
+            self.used.add(name)
             watch, done = self._watch(name)
             matrix = self.matrix(
                 self.store, part, shape, self.compute, self.tile_bytes, parameter, transposed, gathers, watch
@@ -241,6 +246,7 @@ class Participant:
                 if gathers and added is not None:
                     full = self.skeleton.recipe_of(f"{path}.bias")
                     assert full is not None
+                    self.used.add(full.tensors[0][0])
                     local = self.store.parts.get(full.tensors[0][0])
                     added = self.store.local(local, self.compute).to(self.device) if local is not None else 0
                 y = y + added
@@ -332,6 +338,9 @@ class Participant:
             self._running = False
             self._drop()
         found = results_of(outputs)
+        if self.coverage is not None:  # what acts behind the last point, as a scale of the logits does
+            with self._quiet():
+                self.coverage.backward([found.main, *found.others], self.batch.cotangents)
         values: list[Any] = [value.detach() for value in (found.main, *found.others)]
         return Arrival("logits" if found.are_logits else "hidden", values, self._narrowed())
 

@@ -34,6 +34,7 @@ from .points import added_once, met_as, points_of, replicated
 from .promoting import float64_by_default
 from .skeleton import Skeleton
 from .stores import TILE_BYTES, native_dtype
+from .unreached import left_out_by_ranks, plan_findings, share, unreached_note
 from .ways import LOCAL
 
 ULP = {torch.float64: 2.0**-52, torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10}
@@ -100,23 +101,33 @@ class LockstepRun:
         if terms.max_memory is not None:
             require_memory(terms.max_memory, reference, points, self.batch, dtype, self.tp_size)
         self.inputs = inputs_of(
-            reference, self.batch, config, terms.device, near=text is not None, pictured=pictured > 0
+            reference, self.batch, config, terms.device, near=text is not None, pictured=terms.pictures
         )
         self.is_pictured = {"input_ids", "pixel_values"} <= self.inputs.keys()
         self.findings: list[Finding] = []
 
-    def verdict(self, min_coverage: float) -> LevelVerdict:
-        """Run everything and say what came of it."""
+    def verdict(self, min_coverage: float | None) -> LevelVerdict:
+        """Run everything and say what came of it; without ``min_coverage`` the ranks must use what the original does.
+
+        Raises:
+            UnsupportedError: the model does not run here, or has no point at which its ranks meet.
+        """
         unreached: list[str] = []
         fraction: float | None = None
+        ran = False
         try:
             participants = self._run()
+            ran = bool(self.judge.ledger.measures)
             if participants:
                 exact = Exact(self.level, self.manifest, self.skeletons, self.stores, self.coverage, self.judge.ledger)
                 unreached = exact.compare(participants)
                 fraction = self.coverage.fraction()
-                self.findings += exact.findings
+                self.findings += exact.findings + left_out_by_ranks(self.level, participants)
                 self.notes += exact.notes
+                note = unreached_note(self.coverage, self.skeletons[0], frozenset(participants[0].used))
+                if note:
+                    self.findings += plan_findings(self.level, self.shards.manifest)
+                    self.notes.append(note)
         finally:
             for store in self.stores:
                 store.close()
@@ -131,11 +142,11 @@ class LockstepRun:
         self.findings += config_findings(self.level, self.source.root, self.shards.root, self.terms.trust_remote_code)
         if broken:
             return self._of_broken_source(verdict, broken)
-        if fraction is not None and fraction < min_coverage:
+        if fraction is not None and min_coverage is not None and fraction < min_coverage:
             self.findings.append(self._too_little(min_coverage, unreached))
         if self.findings:
             verdict.verdict = FAILED
-        elif not ledger.measures:
+        elif not ran:
             raise UnsupportedError(
                 f"{type(self.skeletons[0].model).__name__} has no point at which ranks meet, so nothing was compared"
             )
@@ -183,13 +194,11 @@ class LockstepRun:
         return verdict
 
     def _too_little(self, wanted: float, unreached: Sequence[str]) -> Finding:
-        missed, total = sum(self.coverage.unreached().values()), sum(self.coverage.sizes.values())
         names = ", ".join(unreached[:5]) + (f" and {len(unreached) - 5} more" if len(unreached) > 5 else "")
         return Finding(
             self.level, "", unreached[0] if unreached else "",
-            f"the run did not reach {missed:,} of {total:,} elements of the parameters, more than a coverage of "
-            f"{wanted:.6g} allows; of those that the model uses, these were compared by bytes only: {names}. "
-            "Allow it with --min-coverage",
+            f"the run did not reach {share(self.coverage)}, more than the coverage of {wanted:.6g} that was asked for "
+            f"allows; compared by bytes and their cuts by plan: {names}",
         )  # fmt: skip
 
     def _finding(self, measure: Measure) -> Finding:

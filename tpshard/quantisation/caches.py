@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
+from tpshard.axes import Dim, Heads, replicated
 from tpshard.errors import UnsupportedError, short
 from tpshard.matching import Logical
-from tpshard.partition import Dim, Heads, replicated
 from tpshard.table import Rule
 
 _OF_QUERIES = frozenset({"q_scale", "q_zero_point"})

@@ -12,9 +12,9 @@ from dataclasses import replace
 from math import gcd, lcm
 from typing import NamedTuple
 
+from tpshard.axes import Axis, Dim, Heads, Padded, Segment, Units, replicated
 from tpshard.errors import DamagedError, UnsupportedError, short
 from tpshard.matching import Logical, Matched
-from tpshard.partition import Axis, Dim, Heads, Padded, Segment, Units, replicated
 from tpshard.table import Rule
 
 from .caches import cache_rules

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tpshard.axes import Dim
 from tpshard.errors import DamagedError
 from tpshard.matching import Logical, known_names
-from tpshard.partition import Dim
 from tpshard.roles import EMBED, ROW
 from tpshard.table import Rule, Table
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from tpshard.axes import Dim
 from tpshard.errors import DamagedError, UnsupportedError, short
 from tpshard.intervals import Runs
 from tpshard.layout import Cut, cut_dims
-from tpshard.partition import Dim, partition
+from tpshard.partition import partition
 from tpshard.planning import Placed
 from tpshard.routing import Extent
 from tpshard.table import Rule

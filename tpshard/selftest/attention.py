@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tpshard.partition import Heads
+from tpshard.axes import Heads
 
 from .catalogue import EQUIVALENT, Expected, block, module, mutant
 from .scratch import NotHereError, Scratch

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from tpshard import manifest as manifests
+from tpshard.axes import Axis, Dim, Heads, Padded, Segment, Units
 from tpshard.checkpoint import place_source, source_files
 from tpshard.config import Config
 from tpshard.digest import digest_of
@@ -23,7 +24,7 @@ from tpshard.layout import Cut, Layout, Piece, Stored, cut, cut_layout
 from tpshard.manifest import Manifest, Note, Origin, RankFile, SideFile
 from tpshard.matching import match
 from tpshard.opened import open_weights
-from tpshard.partition import Axis, Dim, Heads, Padded, Segment, Units, interned, partition
+from tpshard.partition import interned, partition
 from tpshard.place import place_native, sealed
 from tpshard.registry import table_for
 from tpshard.shards import Shards, open_shards

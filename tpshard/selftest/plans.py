@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tpshard.axes import Dim, Padded, Units, replicated
 from tpshard.intervals import Run, Runs
-from tpshard.partition import Dim, Padded, Units, replicated
 from tpshard.table import NEEDS_SUM
 
 from .catalogue import Expected, block, module

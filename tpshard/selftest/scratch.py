@@ -20,12 +20,13 @@ from typing import Any
 import torch
 
 from tpshard import manifest as manifests
+from tpshard.axes import Dim
 from tpshard.digest import digest_of
 from tpshard.header import TensorInfo
 from tpshard.intervals import PAD
 from tpshard.manifest import Manifest, RankFile
 from tpshard.numerics.stores import DTYPES
-from tpshard.partition import Dim, partition
+from tpshard.partition import partition
 from tpshard.shards import Shards
 
 CONFIG = "config.json"

@@ -1,0 +1,239 @@
+"""Reads an engine's directory back: the same arrangement, held against the files that are there.
+
+A table's module may have ``PATTERN``, which its files' paths match, with the groups ``tp``, ``pp``, ``ep`` (numbers of
+the rank, counted from ``FIRST``, 0 where it is not said) and ``tp_size``, ``pp_size``, ``ep_size`` where names tell it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from tpshard.config import Config
+from tpshard.errors import DamagedError, StorageError, TpshardError, UnsupportedError, UsageError
+from tpshard.header import WeightsFile
+from tpshard.intervals import Bounds
+from tpshard.listing import list_directory, shown
+from tpshard.matching import match
+from tpshard.opened import Stamp, open_weights, require_unchanged
+from tpshard.registry import family_of, table_for
+from tpshard.source import natural_key
+
+from .arrange import arrange
+from .enginetable import EngineTable
+from .expected import Candidate, candidates, held, named, provisional
+from .files import place_found
+from .given import Given, read_config
+from .grid import Grid
+from .options import engine_and_version
+from .parts import Model, model_of
+from .registry import engines
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The weights of a directory, by rank."""
+
+    files: tuple[WeightsFile, ...]
+    stamps: tuple[Stamp, ...]
+    places: tuple[Mapping[str, int], ...]  # tp, pp, ep of each file
+
+    def size(self, of: str) -> int:
+        return max(place[of] for place in self.places) + 1
+
+
+def looks_like(path: str | os.PathLike[str]) -> list[ModuleType]:
+    """The engines whose files a directory may hold, by the names alone."""
+    root = Path(path)
+    if not root.is_dir():
+        return []
+    names = list(list_directory(root).sizes)
+    return [module for module in engines().values() if _matching(module, names)]
+
+
+def open_engine(
+    path: str | os.PathLike[str], engine: str | None = None, *, config: str | os.PathLike[str] | None = None
+) -> Given:
+    """Open an engine's directory as the checkpoint that it was made of.
+
+    ``engine`` names it where the files' names may be several engines'; ``config`` is a directory with the model's
+    config.json, where there is none beside the files.
+
+    Raises:
+        UsageError: it holds no engine's files.
+        UnsupportedError: the model or the engine's version is not known.
+        DamagedError: files are missing, of another degree or version, or not of the model of config.json.
+        StorageError: they cannot be read.
+    """
+    root = Path(path)
+    values = read_config(Path(config) if config is not None else root)
+    if engine is not None:
+        module, version = engine_and_version(engine)
+        return _opened(root, module, version if "@" in engine else None, values)
+    modules = looks_like(root)
+    if not modules:
+        raise UsageError(f"{shown(root)} holds no files of an engine that is known ('tpshard list engines')")
+    problems: list[tuple[str, TpshardError]] = []
+    for module in modules:
+        try:
+            return _opened(root, module, None, values)
+        except StorageError:
+            raise
+        except TpshardError as error:
+            problems.append((module.ENGINE, error))
+    if len(problems) == 1:
+        raise problems[0][1]
+    told = "; ".join(f"as {name}: {error}" for name, error in problems)
+    raise DamagedError(f"{shown(root)} is no whole directory of an engine: {told}; name the engine to read it as")
+
+
+def _opened(root: Path, module: ModuleType, version: str | None, values: Mapping[str, object]) -> Given:
+    """As one engine's, by the first of its versions that fits."""
+    found = _weights(root, module)
+    problem: TpshardError | None = None
+    for known in module.VERSIONS:
+        if version not in (None, known.name):
+            continue
+        for ep_inside in (False, True):
+            try:
+                return _as(root, module, known.name, dict(values), found, ep_inside)
+            except StorageError:
+                raise
+            except TpshardError as error:
+                problem = problem or error
+    assert problem is not None
+    raise problem
+
+
+def _as(
+    root: Path, module: ModuleType, version: str, values: dict[str, object], found: _Found, whole_experts: bool
+) -> Given:
+    """As one version's; ``whole_experts``: the tensor-parallel ranks hold whole experts."""
+    engine: str = module.ENGINE
+    config, family, table = Config(values), family_of(values), table_for(values)
+    possible = candidates(table, family)
+    guess = provisional(table, possible)
+    model = model_of(config, family, table, [c.tensor for c in possible], guess)
+    of_engine: EngineTable = module.table(model, version)
+    tp_size = found.size("tp")
+    ep_size = tp_size if whole_experts and of_engine.ep_inside else found.size("ep")
+    if whole_experts and (ep_size == 1 or not model.experts or not of_engine.ep_inside):
+        raise UnsupportedError(f"{shown(root)}: {engine} has no whole experts to deal here")
+    stages, names = _stages(model, of_engine, engine, possible, found)
+    grid = Grid(tp_size, stages, ep_size, of_engine.ep_inside)
+    tensors = held(model, of_engine, engine, possible, names)
+    model = model_of(config, family, table, tensors, match(table, tensors))
+    arranged = arrange(model, of_engine, grid, engine)
+    numbers = {rank: number for number, rank in enumerate(grid.ranks)}
+    ranks = []
+    for place in found.places:
+        rank = next((n for r, n in numbers.items() if (r.tp, r.pp) == (place["tp"], place["pp"])
+                     and (of_engine.ep_inside or r.ep == place["ep"])), None)  # fmt: skip
+        if rank is None:
+            raise DamagedError(f"{shown(root)}: a file is of rank {place}, which the {len(numbers)} ranks do not have")
+        ranks.append(rank)
+    missing = set(range(len(grid.ranks))) - set(ranks)
+    if missing:
+        raise DamagedError(
+            f"{shown(root)}: the files of {len(missing)} of {len(grid.ranks)} ranks are missing "
+            f"(such as {grid.ranks[min(missing)]}); copy them again"
+        )
+    placed = place_found(arranged, list(zip(found.files, ranks, strict=True)), engine)
+    weights = {file.name for file in found.files}
+    sides = {name: size for name, size in list_directory(root).sizes.items() if name not in weights}
+    for name in of_engine.sides(model, grid):
+        sides.pop(name, None)
+    absent = f"the layout of {engine} does without it: {next(iter(arranged.dropped.values()), '')}"
+    left_out = [f"{name} ({absent})" for name in arranged.dropped]
+
+    def check_unchanged() -> None:
+        require_unchanged(root, [file.name for file in found.files], found.stamps)
+
+    return Given(
+        model, placed, root, [root / file.name for file in found.files], sides, left_out, (), check_unchanged, tp_size
+    )
+
+
+def _stages(
+    model: Model, table: EngineTable, engine: str, possible: list[Candidate], found: _Found
+) -> tuple[tuple[Bounds, ...], dict[str, str]]:
+    """The layers of every stage by the names in its files, and all names with layers numbered as in the checkpoint."""
+    by_stage: dict[int, dict[str, str]] = {}
+    for file, place in zip(found.files, found.places, strict=True):
+        by_stage.setdefault(place["pp"], {}).update({info.name: info.dtype for info in file.tensors})
+    if len(by_stage) == 1 or sorted(by_stage) != list(range(len(by_stage))):
+        if len(by_stage) > 1:
+            raise DamagedError(f"the files are of the pipeline stages {sorted(by_stage)}; some are missing")
+        return ((0, model.layers),), {name: dtype for names in by_stage.values() for name, dtype in names.items()}
+    layers: list[set[int]] = [set() for _ in by_stage]
+    every = named(model, table, engine, possible)
+    layered = {one.name: one.part.layer for one in every if one.part.layer is not None}
+    for stage, names in by_stage.items():
+        layers[stage] = {layered[name] for name in names if name in layered}
+    bounds: list[Bounds] = []
+    at = 0
+    for stage, own in enumerate(layers):
+        count = len({layer for layer in own if layer < model.layers})
+        if table.local_layers and own != set(range(len(own))):
+            raise DamagedError(f"stage {stage} holds the layers {sorted(own)[:8]}, which are not counted from 0")
+        if not table.local_layers and {layer for layer in own if layer < model.layers} != set(range(at, at + count)):
+            raise DamagedError(f"stage {stage} holds the layers {sorted(own)[:8]}..., where {at} should be its first")
+        bounds.append((at, at + count))
+        at += count
+    if at != model.layers:
+        raise DamagedError(f"the stages hold {at} layers together, where config.json promises {model.layers}")
+    if not table.local_layers:
+        return tuple(bounds), {name: dtype for names in by_stage.values() for name, dtype in names.items()}
+    together: dict[str, str] = {}
+    for stage, names in by_stage.items():
+        first = bounds[stage][0]
+        for name, dtype in names.items():
+            together[_moved(name, layered.get(name), first)] = dtype
+    return tuple(bounds), together
+
+
+def _moved(name: str, layer: int | None, by: int) -> str:
+    """A name whose layer has a number that is larger by so many."""
+    if layer is None or not by:
+        return name
+    parts = name.split(".")
+    parts[parts.index(str(layer))] = str(layer + by)
+    return ".".join(parts)
+
+
+def _weights(root: Path, module: ModuleType) -> _Found:
+    """The headers of the engine's files in a directory."""
+    listing = list_directory(root)
+    matched = _matching(module, sorted(listing.sizes, key=natural_key))
+    if not matched:
+        like = getattr(module, "PATTERN", None)
+        told = f"whose names are like {like.pattern}" if like else "which is not read back"
+        raise UsageError(f"{shown(root)} holds no file of {module.ENGINE}, {told}")
+    first = getattr(module, "FIRST", 0)
+    files, stamps, places = [], [], []
+    for name, groups in matched:
+        file, stamp = open_weights(root, name, getattr(module, "CONTAINER", "safetensors"))
+        files.append(file)
+        stamps.append(stamp)
+        places.append({of: int(groups.get(of) or first) - first for of in ("tp", "pp", "ep")})
+    for of in ("tp", "pp", "ep"):
+        told = {int(groups[f"{of}_size"]) for _, groups in matched if groups.get(f"{of}_size")}
+        size = max(place[of] for place in places) + 1
+        if told and told != {size}:
+            raise DamagedError(
+                f"{shown(root)}: by their names the files are of {', '.join(map(str, sorted(told)))} ranks, and those "
+                f"of {size} are there; copy what is missing, or remove what is of another export"
+            )
+    return _Found(tuple(files), tuple(stamps), tuple(places))
+
+
+def _matching(module: ModuleType, names: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
+    pattern: re.Pattern[str] | None = getattr(module, "PATTERN", None)
+    if pattern is None:
+        return []
+    return [(name, found.groupdict()) for name in names if (found := pattern.fullmatch(name)) is not None]
+
