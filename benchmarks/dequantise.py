@@ -1,9 +1,11 @@
 """Quantised checkpoints: a split against ``cp``, and dequantising against numpy's own arithmetic for the same formula.
 
-    python benchmarks/dequantise.py [--mebibytes 256]
+    python benchmarks/dequantise.py [--mebibytes 256] [--pairs 5] [--method NAME]
 
-Makes GPTQ and FP8 checkpoints of one wide layer in a temporary directory. numpy's time is that of the formula in whole
-arrays that lie in memory, reading and writing nothing; ``split --dequantize`` reads, computes, digests and writes.
+Makes FP8, GPTQ, AWQ and MXFP4 checkpoints of one wide layer in a temporary directory. Each figure is the median of the
+ratios of pairs that are measured in turn, so that a busy machine slows both. numpy's time is that of the formula in
+whole arrays that lie in memory, in float32, one thread, reading and writing nothing; ``split --dequantize`` reads,
+computes, rounds to bfloat16, digests and writes.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -62,8 +65,44 @@ def fp8_in_numpy(parts: Arrays) -> Any:
     return numbers[parts[".weight"][1]] * parts[".weight_scale_inv"][1].repeat(GROUP, 0).repeat(GROUP, 1)
 
 
+def awq(out: int, into: int) -> Arrays:
+    return {
+        ".qweight": ("I32", RANDOM.integers(-(2**31), 2**31, (into, out // 8)).astype(np.int32)),
+        ".qzeros": ("I32", RANDOM.integers(-(2**31), 2**31, (into // GROUP, out // 8)).astype(np.int32)),
+        ".scales": ("F16", RANDOM.uniform(0.01, 0.03, (into // GROUP, out)).astype(np.float16)),
+    }
+
+
+def awq_in_numpy(parts: Arrays) -> Any:
+    shifts = 4 * np.array([0, 4, 1, 5, 2, 6, 3, 7], np.int32)
+    scales = parts[".scales"][1].astype(np.float32)
+    weight, zeros = (((parts[n][1][:, :, None] >> shifts) & 15).reshape(-1, scales.shape[1])
+                     for n in (".qweight", ".qzeros"))  # fmt: skip
+    return ((weight - zeros.repeat(GROUP, 0)) * scales.repeat(GROUP, 0)).T
+
+
+def mxfp4(out: int, into: int) -> Arrays:
+    codes = RANDOM.integers(0, 256, (out, into // 32, 16)).astype(np.uint8)
+    return {
+        ".weight_blocks": ("U8", codes),
+        ".weight_scales": ("U8", RANDOM.integers(110, 140, codes.shape[:2]).astype(np.uint8)),
+    }
+
+
+def mxfp4_in_numpy(parts: Arrays) -> Any:
+    numbers = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+    numbers = np.concatenate([numbers, -numbers])
+    codes = parts[".weight_blocks"][1]
+    values = np.empty((*codes.shape, 2), np.float32)
+    values[..., 0], values[..., 1] = numbers[codes & 15], numbers[codes >> 4]
+    exponents = parts[".weight_scales"][1].astype(np.int32) - 127
+    return np.ldexp(values.reshape(*codes.shape[:2], 32), exponents[..., None]).reshape(len(codes), -1)
+
+
 METHODS: dict[str, tuple[dict[str, Any], Callable[[int, int], Arrays], Callable[[Arrays], Any]]] = {
     "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False}, gptq, gptq_in_numpy),
+    "awq": ({"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}, awq, awq_in_numpy),
+    "mxfp4": ({"quant_method": "mxfp4"}, mxfp4, mxfp4_in_numpy),
     "fp8": ({"quant_method": "fp8", "weight_block_size": [GROUP, GROUP]}, fp8, fp8_in_numpy),
 }
 
@@ -101,41 +140,54 @@ def write_model(directory: Path, method: str, elements: int) -> list[Arrays]:
     return matrices
 
 
-def fastest(run: Callable[[], Any], times: int = 3) -> float:
-    """Seconds of the fastest of some runs."""
-    found = []
-    for _ in range(times):
-        began = time.perf_counter()
-        run()
-        found.append(time.perf_counter() - began)
-    return min(found)
+def seconds(run: Callable[[], Any]) -> float:
+    """How long a run takes."""
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
+def paired(one: Callable[[], Any], other: Callable[[], Any], pairs: int) -> tuple[float, float, float]:
+    """Median seconds of both, and the median of their ratios; run in turn, after one of each that does not count."""
+    one(), other()
+    found = [(seconds(one), seconds(other)) for _ in range(pairs)]
+    firsts, seconds_ = zip(*found, strict=True)
+    return statistics.median(firsts), statistics.median(seconds_), statistics.median(a / b for a, b in found)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mebibytes", type=int, default=256, help="of values in bfloat16")
-    elements = parser.parse_args().mebibytes << 19
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--method", choices=METHODS, action="append")
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tpshard-bench-") as place:
-        for method, (_, _, in_numpy) in METHODS.items():
+        for method in arguments.method or METHODS:
             root = Path(place) / method
-            matrices = write_model(root / "source", method, elements)
+            matrices = write_model(root / "source", method, arguments.mebibytes << 19)
+            in_numpy = METHODS[method][2]
             count = sum(in_numpy(parts).size for parts in matrices)
+            options = tpshard.Options(overwrite=True)
 
-            def cut(root: Path = root, **how: Any) -> None:
-                tpshard.split(root / "source", root / "out", 4, options=tpshard.Options(overwrite=True), **how)
+            def cut(root: Path = root, options: tpshard.Options = options, **how: Any) -> None:
+                tpshard.split(root / "source", root / "out", 4, options=options, **how)
 
             def copy(root: Path = root) -> None:
                 shutil.rmtree(root / "copy", ignore_errors=True)
                 shutil.copytree(root / "source", root / "copy")
 
-            copied, split = fastest(copy), fastest(cut)
-            values = fastest(lambda: cut(dequantize="bf16"), 2)
-            formula = fastest(lambda: [in_numpy(parts) for parts in matrices], 2)  # noqa: B023
-            print(f"{method}: split in {split:.2f} s, {split / copied:.2f} x cp ({copied:.2f} s)")
+            def formula(in_numpy: Any = in_numpy, matrices: Any = matrices) -> None:
+                for parts in matrices:
+                    in_numpy(parts)
+
+            split, copied, ratio = paired(cut, copy, arguments.pairs)
+            print(f"{method}: split {split:.2f} s, {ratio:.2f} x cp ({copied:.2f} s)", flush=True)
+            own, values, ratio = paired(formula, lambda cut=cut: cut(dequantize="bf16"), arguments.pairs)
             print(
                 f"{method}: {count / values / 1e6:.0f} million values a second dequantised and written, "
-                f"{formula / values:.2f} x the speed of numpy's formula ({count / formula / 1e6:.0f} million)"
-            )
+                f"{ratio:.2f} x the speed of numpy's formula ({count / own / 1e6:.0f} million)", flush=True,
+            )  # fmt: skip
+            shutil.rmtree(root)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ Source: transformers ``models/seamless_m4t/modeling_seamless_m4t.py``, ``models/
 
 from __future__ import annotations
 
+from tpshard.axes import Padded
 from tpshard.blocks.dense import mlp
 from tpshard.blocks.encdec import attend, side_axes
 from tpshard.blocks.speech import (
@@ -18,7 +19,6 @@ from tpshard.blocks.speech import (
     encoder_heads,
 )  # fmt: skip
 from tpshard.config import Config
-from tpshard.partition import Padded
 from tpshard.table import ADDED_ONCE, Table
 
 FAMILY = "seamless_m4t"
@@ -48,7 +48,7 @@ def table(c: Config) -> Table:
     for side, words in (("encoder", ("Model", "TextTo")), ("decoder", ("Model", "To"))):
         prefix = f"text_{side}."
         t.include(_side(c, side), (prefix, prefix), axes="text_", optional=not _has(c, *words))
-    t.include(_speech(c), ("speech_encoder.", ""), axes="speech_", optional=not _has(c, "Model", "SpeechTo"))
+    t.include(_speech(c), ("speech_encoder.", "speech_encoder."), axes="speech_", optional=not _has(c, "Model", "SpeechTo"))
     t.include(_units(c), ("t2u_model.model.", "t2u_model."), axes="t2u_", optional=not _has(c, "Model", "ToSpeech"))
     with t.stack(optional=not _has(c, "Model", "ToSpeech")):
         t.whole_module("vocoder", why=VOCODER)
@@ -116,7 +116,7 @@ def _speech(c: Config) -> Table:
         t.norm(f"@{norm}", width, bias=True)
     mlp(t, "@intermediate_ffn", ffn.each(), width, names=DENSE)
     if c.flag("add_adapter", default=True):
-        t.include(_adapter(c, width), ("@adapter.", "@adapter."))
+        t.include(_adapter(c, width), ("adapter.", "adapter."))
     return t
 
 
@@ -144,7 +144,7 @@ def _units(c: Config) -> Table:
     t = Table(0)
     t.shared("@decoder.embed_tokens.weight", heads=("lm_head.weight",), vocab=vocab, width=width)
     for side in ("encoder", "decoder"):
-        t.include(_side(c, side, "t2u_"), (f"@{side}.", f"@{side}."))
+        t.include(_side(c, side, "t2u_"), (f"model.{side}.", f"model.{side}."))
     if c.model_type == "seamless_m4t_v2":
         t.whole("@decoder.embed_char.weight", c.count("char_vocab_size"), width, why="a small table of characters")
         t.whole_module("@decoder.duration_predictor", why=DURATIONS)

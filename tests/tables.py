@@ -42,7 +42,7 @@ def checkpoint(
             continue
         name = placed(rule.name, stack.pairs[min(prefix, len(stack.pairs) - 1)])
         shape = tuple(dim.extent if isinstance(dim, Dim) else dim if dim is not None else 3 for dim in rule.dims)
-        layers = rule.layers if rule.layers is not None else range(stack.layers)
+        layers = [n for n in range(stack.layers) if rule.layers is None or n in rule.layers]
         names = [name.replace("{layer}", str(n)) for n in layers] if "{layer}" in name else [name]
         every = range(stack.experts) if "{expert}" in name else [0]
         names = [one.replace("{expert}", str(e)) for one in names for e in every]

@@ -169,7 +169,7 @@ def test_h22_killed_half_way(seconds: float, large: Path, tmp_path: Path) -> Non
     out, partial = tmp_path / "out", tmp_path / "out.tpshard-partial"
     running = started("split", large, out, "--tp", 4)
     deadline = time.monotonic() + 30
-    while not list(partial.glob("model-tp-*")) and running.poll() is None:
+    while not list(partial.glob("output/model-tp-*")) and running.poll() is None:
         assert time.monotonic() < deadline
     time.sleep(seconds)
     running.send_signal(signal.SIGKILL)
@@ -177,7 +177,7 @@ def test_h22_killed_half_way(seconds: float, large: Path, tmp_path: Path) -> Non
     if out.exists() and seconds:  # it was quicker than the signal, and is then whole
         ok("verify", out, "--level", "structure")
         return
-    for directory in (out, partial):
+    for directory in (out, partial, partial / "output"):
         refused(2, "merge", directory, tmp_path / "merged")
         refused(2, "verify", directory)
         refused(2, "reshard", directory, tmp_path / "two", "--tp", "2")

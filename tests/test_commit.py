@@ -7,6 +7,7 @@ import fcntl
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-import tpshard.commit as commit
+from tpshard import publish, stagefolder
 from tpshard.commit import Staging
 from tpshard.errors import StorageError, UsageError
 from tpshard.filecopy import copy_side_file
@@ -55,7 +56,7 @@ def test_everything_appears_at_once(tmp_path, existing, overwrite, fsync):
     if existing:
         out.mkdir()
     with Staging(out, overwrite=overwrite, needed_bytes=10, fsync=fsync) as staging:
-        assert staging.path.parent == out.parent
+        assert staging.path.parent.parent == out.parent
         fill(staging.path, "new")
         assert not out.exists() or not list(out.iterdir())
         staging.publish()
@@ -67,7 +68,7 @@ def test_everything_appears_at_once(tmp_path, existing, overwrite, fsync):
 @pytest.mark.parametrize("exchange", [True, False])
 def test_an_old_output_is_replaced_whole(tmp_path, monkeypatch, exchange):
     if not exchange:
-        monkeypatch.setattr(commit, "_exchange", lambda one, two: False)
+        monkeypatch.setattr(publish, "exchange", lambda one, two: False)
     out = tmp_path / "out"
     old_output(out)
     with Staging(out, overwrite=True, needed_bytes=10) as staging:
@@ -98,11 +99,11 @@ def test_an_error_leaves_the_old_output_as_it_was(tmp_path, problem):
 
 
 def test_a_failing_rename_puts_the_old_output_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(commit, "_exchange", lambda one, two: False)
+    monkeypatch.setattr(publish, "exchange", lambda one, two: False)
     real = os.rename
 
     def rename(one, two):
-        if str(one).endswith(".tpshard-partial"):
+        if str(one).endswith(".tpshard-partial/output"):
             raise OSError(errno.EIO, "Input/output error")
         real(one, two)
 
@@ -312,7 +313,7 @@ def test_a_run_that_is_alive_is_left_alone(tmp_path, other_run):
         Staging(tmp_path / "out", overwrite=True, needed_bytes=0),
     ):
         pass
-    assert (partial_path(tmp_path / "out") / "sub" / "x").exists()
+    assert (partial_path(tmp_path / "out") / "output" / "sub" / "x").exists()
 
 
 def test_a_run_that_was_killed_is_cleared(tmp_path, other_run):
@@ -326,7 +327,7 @@ def test_a_run_that_was_killed_is_cleared(tmp_path, other_run):
     assert not (partial / "tpshard.json").exists()
     notes = []
     with Staging(out, overwrite=True, needed_bytes=0, note=notes.append) as staging:
-        assert [path.name for path in staging.path.iterdir()] == [commit._MARK]
+        assert os.listdir(staging.path) == []
         fill(staging.path, "new")
         staging.publish()
     assert content(out) == NEW
@@ -382,12 +383,12 @@ def test_without_locks_it_goes_by_process_number(tmp_path, monkeypatch):
     partial.mkdir()
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    (partial / commit._MARK).write_text(f"{ended.pid} {commit.socket.gethostname()}\n")
+    (partial / stagefolder.MARK).write_text(f"{ended.pid} {socket.gethostname()}\n")
     with Staging(out, overwrite=False, needed_bytes=0) as staging:
         staging.publish()
     shutil.rmtree(out)
     partial.mkdir()
-    (partial / commit._MARK).write_text("1234 another-host\n")
+    (partial / stagefolder.MARK).write_text("1234 another-host\n")
     with (
         pytest.raises(StorageError, match="process 1234 on another-host"),
         Staging(out, overwrite=False, needed_bytes=0),

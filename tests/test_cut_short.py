@@ -29,7 +29,7 @@ def interrupted(*words: object, partial: Path, number: signal.Signals) -> subpro
     """Start a command, and send it a signal when it has begun to write."""
     running = started(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 30
-    while not list(partial.glob("model*")):
+    while not list(partial.glob("output/model*")):
         assert running.poll() is None
         assert time.monotonic() < deadline
     running.send_signal(number)

@@ -161,23 +161,69 @@ def test_shards_of_another_model_are_refused(case: Case, tmp_path: Path) -> None
         forward(open_shards(shards.root), open_source(case("F-LLAMA8")))
 
 
-def test_too_little_coverage_is_a_failure_unless_allowed(
+def test_what_the_original_does_not_reach_is_said_and_compared_by_bytes(
     tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A text too short for an image leaves the vision tower unrun: it is compared by bytes, and that is said."""
+    """A text too short for an image leaves the vision tower unrun: that is said, and fails only where it was asked."""
     shards = Sharded(tiny("gemma3"), tmp_path, 2)
     monkeypatch.setattr(run, "MOST_PICTURED", 0)  # the text is not made longer for an image
     verdict = shards.verify(tokens=SHORT)
-    assert verdict.verdict == "failed"
+    sound(verdict)
     assert verdict.coverage is not None
     assert 0.5 < verdict.coverage < 1
     assert all("vision" in name or "multi_modal" in name for name in verdict.unreached)
-    assert "did not reach" in verdict.findings[0].message
+    (note,) = [note for note in verdict.notes if "unreached" in note]
+    assert "elements of the parameters (" in note and "not run: model.vision_tower (" in note
+    asked = shards.verify(tokens=SHORT, min_coverage=1.0)
+    assert asked.verdict == "failed" and "did not reach" in asked.findings[0].message
     sound(shards.verify(tokens=SHORT, min_coverage=0.7))
     name = next(name for name in verdict.unreached if "vision" in name)
     shards.change(1, name, lambda value: value * 2)
-    wrong = shards.verify(tokens=SHORT, min_coverage=0.7)
-    assert [finding.tensor for finding in wrong.findings] == [name.rpartition(".")[0]]
+    for least in (None, 0.7):
+        wrong = shards.verify(tokens=SHORT, min_coverage=least)
+        assert [finding.tensor for finding in wrong.findings] == [name.rpartition(".")[0]]
+
+
+def test_the_cut_of_what_is_not_reached_is_judged_by_plan(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes merge back whatever the cut; a tower whose heads are parted is wrong though no run comes to it."""
+    from tpshard.axes import Dim, Units
+    from tpshard.converters import paligemma
+
+    right = paligemma.table
+
+    def parted(config: Any) -> Any:
+        table = right(config)
+        width = next(r.dims[1] for r in table.rules if "vision" in r.name and r.name.endswith("out_proj.weight"))
+        assert isinstance(width, Dim)
+        numbers = Units("parted", width.extent).each()
+        table.rules[:] = [
+            rule._replace(dims=(rule.dims[0], numbers))
+            if "vision" in rule.name and rule.name.endswith("out_proj.weight")
+            else rule
+            for rule in table.rules
+        ]
+        return table
+
+    monkeypatch.setattr(paligemma, "table", parted)
+    shards = Sharded(tiny("gemma3"), tmp_path, 3)
+    monkeypatch.setattr(run, "MOST_PICTURED", 0)
+    verdict = shards.verify(tokens=SHORT)
+    assert verdict.verdict == "failed"
+    assert {measure.status for measure in verdict.measures} == {"pass"}  # neither bytes nor numbers see it
+    assert all("not reached by the run, and by plan" in finding.message for finding in verdict.findings)
+
+
+@pytest.mark.parametrize("bias", ["k", "q"])
+def test_a_rank_must_use_what_the_original_uses(bias: str, tmp_path: Path) -> None:
+    """What is added to all keys alike changes no number, and yet a rank that leaves it out is not the same model."""
+    tiny_models.write("llama-biases", tmp_path / "model")
+    shards = Sharded(tmp_path / "model", tmp_path, 2)
+    sound(shards.verify())
+    shards.configure(attention_bias=False)
+    said = {f.tensor for f in shards.verify().findings if "the original's run uses it" in f.message}
+    assert f"model.layers.0.self_attn.{bias}_proj.bias" in said
 
 
 def test_a_tower_is_run_on_an_image(tiny: Any, tmp_path: Path) -> None:

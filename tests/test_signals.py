@@ -25,7 +25,7 @@ def begun(words: list[object], partial: Path) -> subprocess.Popen[str]:
         [*ENTRY, *map(str, words)], **ELSEWHERE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )  # fmt: skip
     deadline = time.monotonic() + 30
-    while not list(partial.glob("model*")):
+    while not list(partial.glob("output/model*")):
         assert running.poll() is None
         assert time.monotonic() < deadline
     return running

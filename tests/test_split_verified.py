@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import click
@@ -41,13 +42,19 @@ def test_a_split_that_fails_is_not_published(llama: Path, tmp_path: Path, monkey
     command = ("split", llama, tmp_path / "out", "--tp", 2, "--verify", "forward")
     done = tpshard(*command)
     assert done.status == 1 and "model.norm is off by 0.5" in done.out and "nothing was published" in done.err
+    assert [path.name for path in tmp_path.iterdir()] == ["out.tpshard-failed"]
+    shutil.rmtree(tmp_path / "out.tpshard-failed")
+    assert tpshard(*command, "--no-keep-failed").status == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == []
-    done = tpshard(*command, "--keep-failed", "--json")
+    done = tpshard(*command, "--json")
     assert done.status == 1 and json.loads(done.out)["schema"] == "tpshard.verify/1"
     assert [path.name for path in tmp_path.iterdir()] == ["out.tpshard-failed"]
     assert not [path.name for path in (tmp_path / "out.tpshard-failed").iterdir() if "partial" in path.name]
     ok("verify", tmp_path / "out.tpshard-failed")
-    refused(5, *command, "--keep-failed", says=("out.tpshard-failed", "in the way"))
+    assert tpshard(*command).status == 1  # what failed before makes way
+    (tmp_path / "out.tpshard-failed" / "tpshard.json").unlink()
+    refused(5, *command, says=("out.tpshard-failed", "in the way"))
+    shutil.rmtree(tmp_path / "out.tpshard-failed")
     ok("split", llama, tmp_path / "out", "--tp", 3)
     before = tree(tmp_path / "out")
     assert tpshard(*command, "--overwrite").status == 1

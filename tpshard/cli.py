@@ -17,14 +17,12 @@ from typing import Any
 import click
 
 from .cliderive import derive
-from .cliexport import export
-from .cliobserve import observing
+from .cliexport import export, is_engines, source_engine_option
 from .cliparts import (
     F,
     drop_stdout,
     file_size,
     json_option,
-    moving_options,
     on_terminal,
     open_missing_streams,
     options_of,
@@ -33,6 +31,7 @@ from .cliparts import (
     table_option,
 )
 from .cliverify import judging, run_of, settings_of, verify
+from .cliwriting import writing
 from .errors import NotProvenError, StorageError, TpshardError, UnsupportedError, UsageError
 from .listing import GONE, current_directory_is_gone
 from .signals import Ended, end_at_once, raise_in_main_thread
@@ -79,27 +78,6 @@ def _dequantize(function: F) -> F:
         "--dequantize", type=click.Choice(["bf16", "fp16", "fp32"]),
         help="Take the values of quantised matrices, in this dtype: any degree, and merge gives those.",
     )(function)  # fmt: skip
-
-
-def _writing(function: F) -> F:
-    """Options of everything that writes an output."""
-    for option in reversed(
-        (
-            click.option("--dry-run", is_flag=True, help="Plan and check everything, write nothing."),
-            click.option("--overwrite", is_flag=True, help="Replace OUT if it exists."),
-            click.option("--fsync", is_flag=True, help="Wait until the data is on the device."),
-            click.option(
-                "--resume", is_flag=True,
-                help="Go on from what an unfinished run left, and leave what is done if this one ends early.",
-            ),
-            click.option(
-                "--keep-previous", is_flag=True,
-                help="With --overwrite: keep what is replaced, as OUT.tpshard-previous, for tpshard rollback.",
-            ),
-        )
-    ):
-        function = option(function)
-    return moving_options(observing(function))
 
 
 def _changed(function: F) -> F:
@@ -171,9 +149,12 @@ def plan(path: str, tp_sizes: list[int], even: bool, base: str | None, copy_unkn
     help="Publish OUT only if it passes this level of verify, or group of levels; may be repeated.",
 )  # fmt: skip
 @judging
-@click.option("--keep-failed", is_flag=True, help="Keep what --verify refused, as OUT.tpshard-failed.")
+@click.option(
+    "--keep-failed/--no-keep-failed", default=True,
+    help="Keep what --verify refused, as OUT.tpshard-failed. [default: keep]",
+)
 @click.option("--card/--no-card", default=True, help="With --verify: write tpshard-verification.json into OUT.")
-@_writing
+@writing
 @json_option
 def split(
     source: str, output: str, tp_size: int, even: bool, max_file_size: int | None, digest: str,
@@ -212,15 +193,19 @@ def split(
 @click.option("--even", is_flag=True, help="Refuse a degree that gives unequal ranks.")
 @click.option("--max-file-size", type=file_size, help="Number a rank's file into parts of at most this size.")
 @_dequantize
+@source_engine_option
 @table_option
 @_changed
-@_writing
+@writing
 @json_option
 def reshard(
     words: tuple[str, ...], tp_size: int | None, even: bool, max_file_size: int | None, dequantize: str | None,
-    as_json: bool, **moving: Any,
+    source_engine: str | None, as_json: bool, **moving: Any,
 ) -> None:  # fmt: skip
-    """Cut the shards SRC anew for another degree: reshard SRC OUT --tp 4, or reshard '8->4' SRC OUT."""
+    """Cut the shards SRC anew for another degree: reshard SRC OUT --tp 4, or reshard '8->4' SRC OUT.
+
+    SRC may be an engine's directory; 'tpshard export' goes from engine to engine.
+    """
     from_tp_size: int | None = None
     arrows = [word for word in words if _ARROW.fullmatch(word)]
     _explain_redirection(words)
@@ -233,6 +218,15 @@ def reshard(
         words = tuple(word for word in words if word not in arrows)
     if len(words) != 2 or tp_size is None:
         raise UsageError("reshard takes a source, an output and a degree: tpshard reshard SRC OUT --tp 4")
+    if is_engines(words[0], source_engine):
+        from .exporting.native import reshard_engine
+
+        report = reshard_engine(
+            words[0], words[1], tp_size, engine=source_engine, even=even, max_file_bytes=max_file_size or 0,
+            options=options_of(moving),
+        )  # fmt: skip
+        show(report, as_json)
+        return
     from .convert import reshard as convert
 
     report = convert(
@@ -267,14 +261,25 @@ def _explain_redirection(words: tuple[str, ...]) -> None:
     "--max-file-size", type=file_size, help="Pack the tensors anew into files of at most this size, with a new index."
 )
 @_dequantize
+@source_engine_option
 @table_option
 @_changed
-@_writing
+@writing
 @json_option
 def merge(
-    shards: str, output: str, max_file_size: int | None, dequantize: str | None, as_json: bool, **moving: Any
-) -> None:
-    """Join the shards SRC to the checkpoint they were cut from: the original files, byte for byte."""
+    shards: str, output: str, max_file_size: int | None, dequantize: str | None, source_engine: str | None,
+    as_json: bool, **moving: Any,
+) -> None:  # fmt: skip
+    """Join the shards SRC to the checkpoint they were cut from: the original files, byte for byte.
+
+    SRC may be an engine's directory: its tensors are then packed into new files.
+    """
+    if is_engines(shards, source_engine):
+        from .exporting.merging import merge_engine
+
+        options = options_of(moving)
+        show(merge_engine(shards, output, engine=source_engine, repack_bytes=max_file_size, options=options), as_json)
+        return
     from .convert import merge as convert
 
     report = convert(shards, output, repack_bytes=max_file_size, dequantize=dequantize, options=options_of(moving))

@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import click
 
-from .cliparts import file_size, json_option, moving_options, options_of, show, table_option
+from .cliparts import F, file_size, json_option, options_of, show, table_option
+from .cliwriting import writing
+
+
+def source_engine_option(function: F) -> F:
+    """Names the engine whose directory the source is, where its files' names do not tell."""
+    return click.option(
+        "--from", "source_engine", metavar="NAME[@VERSION]", help="The engine whose directory SRC is."
+    )(function)  # fmt: skip
+
+
+def is_engines(path: str, engine: str | None) -> bool:
+    """Whether a directory is to be read as an engine's: one was named, or its files' names say so."""
+    if engine is not None:
+        return True
+    from .shards import is_shards
+
+    if not os.path.isdir(path) or is_shards(path):
+        return False
+    from .exporting.reading import looks_like
+
+    return bool(looks_like(path))
 
 
 @click.command()
@@ -17,13 +39,10 @@ from .cliparts import file_size, json_option, moving_options, options_of, show, 
 @click.option("--pp", "pp_size", type=int, default=1, show_default=True, help="Pipeline stages.")
 @click.option("--ep", "ep_size", type=int, default=1, show_default=True, help="Groups to which experts are dealt.")
 @click.option("--stages", metavar="N,N,...", help="Layers of every stage, where the engine's own rule is not wanted.")
-@click.option("--from", "source_engine", metavar="NAME[@VERSION]", help="The engine whose directory SRC is.")
+@source_engine_option
 @click.option("--max-file-size", type=file_size, help="Largest size of a file; 0: one a rank [default: the engine's].")
 @table_option
-@click.option("--dry-run", is_flag=True, help="Plan and check everything, write nothing.")
-@click.option("--overwrite", is_flag=True, help="Replace OUT if it exists.")
-@click.option("--fsync", is_flag=True, help="Wait until the data is on the device.")
-@moving_options
+@writing
 @json_option
 def export(
     source: str, output: str, engine: str, tp_size: int, pp_size: int, ep_size: int, stages: str | None,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .cliexport import is_engines
 from .cliparts import F, json_option, options_of, say, show, size
 from .errors import UsageError
 from .launch import reports
@@ -106,6 +107,7 @@ def run_of(device: str, trust_remote_code: bool, text: str | None = None) -> Run
     help=LEVELS_HELP + " [default: structure, digest, plan, and bytes with --against]",
 )  # fmt: skip
 @judging
+@click.option("--from", "engine", metavar="NAME[@VERSION]", help="SHARDS is this engine's directory.")
 @click.option("--text", metavar="FILE", help="A text whose perplexity is told for the original and the ranks.")
 @click.option("--baseline", metavar="FILE", help="Fail on drift from an earlier run, of the same hardware and torch.")
 @click.option("--write-baseline", metavar="FILE", help="Write this run's figures for later ones to be held against.")
@@ -126,7 +128,7 @@ def verify(
     words: tuple[str, ...], against: str | None, levels: tuple[str, ...], compute: str | None, mode: str | None,
     tokens: int | None, min_coverage: float | None, device: str, trust_remote_code: bool, gates_file: str | None,
     text: str | None, baseline: str | None, write_baseline: str | None, card: bool, as_json: bool,
-    threads: int | None, max_memory: int | None, **files: str | None,
+    threads: int | None, max_memory: int | None, engine: str | None, **files: str | None,
 ) -> None:  # fmt: skip
     """Check SHARDS: headers, digests, the plan; against SRC every byte; and run the ranks as a model.
 
@@ -146,10 +148,15 @@ def verify(
     settings = settings_of(gates_file, compute=compute, mode=mode, tokens=tokens, min_coverage=min_coverage)
     stored = None if baseline is None else baselines.read_baseline(baseline)
     options = options_of({"threads": threads, "max_memory": max_memory})
-    report = check(
-        shards, against=against, levels=levels or None, options=options, settings=settings,
-        run=run_of(device, trust_remote_code, text),
-    )  # fmt: skip
+    if is_engines(shards, engine):
+        from .exporting.checking import verify_engine
+
+        report = verify_engine(shards, against=against, levels=levels, engine=engine, options=options)
+    else:
+        report = check(
+            shards, against=against, levels=levels or None, options=options, settings=settings,
+            run=run_of(device, trust_remote_code, text),
+        )  # fmt: skip
     if baseline is not None and stored is not None:
         baselines.compare(report, baseline, stored)
     if reports():  # under torchrun every process comes here, and one speaks for all

@@ -11,10 +11,11 @@ from typing import Any
 from .convert import split
 from .errors import NotProvenError, StorageError, UsageError
 from .gates import Settings, expanded
-from .listing import PARTIAL_SUFFIX
+from .manifest import NAME
 from .options import Options
 from .reports import Conversion, Verification
 from .shards import read_manifest
+from .stagefolder import remove_tree
 from .verification import NUMERIC, Run, verify
 
 FAILED_SUFFIX = ".tpshard-failed"
@@ -29,14 +30,14 @@ def gated_split(
     options: Options,
     settings: Settings,
     run: Run,
-    keep_failed: bool = False,
+    keep_failed: bool = True,
     card: bool = True,
     **how: Any,
 ) -> Conversion:
     """Split as :func:`tpshard.split` does (``how`` are its other arguments), and publish only what passes ``levels``.
 
-    What fails is removed, or with ``keep_failed`` moved to ``OUTPUT.tpshard-failed``. With ``card`` the
-    verification card is written into the output.
+    What fails is moved to ``OUTPUT.tpshard-failed``, where it replaces what failed before, or removed without
+    ``keep_failed``. With ``card`` the verification card is written into the output.
 
     Raises:
         NotProvenError: the output did not pass; nothing was published. It carries the report.
@@ -50,8 +51,11 @@ def gated_split(
 
         require()  # said before anything is written
     aside = Path(os.path.realpath(output) + FAILED_SUFFIX)
-    if keep_failed and os.path.lexists(aside):
-        raise StorageError(f"{aside} is in the way of keeping a failed output; move it elsewhere and run again")
+    if keep_failed and os.path.lexists(aside) and (aside.is_symlink() or not (aside / NAME).is_file()):
+        raise StorageError(
+            f"{aside} is in the way of keeping what fails, and holds no {NAME}: tpshard did not put it there. Move it "
+            "elsewhere and run again."
+        )
     made: list[Verification] = []
     bare = replace(options, gate=None)
 
@@ -75,7 +79,8 @@ def _refuse(report: Verification, staged: Path, aside: Path | None) -> None:
     where = "nothing was published"
     if aside is not None:
         try:
-            (staged / PARTIAL_SUFFIX).unlink(missing_ok=True)  # the mark of a run under way bears that name too
+            if os.path.lexists(aside):
+                remove_tree(aside)
             os.rename(staged, aside)
         except OSError as error:
             raise StorageError(f"{aside}: moving the failed output there failed: {error.strerror or error}") from None

@@ -97,9 +97,9 @@ def make(job: Job, output: Path, report: Conversion, options: Options) -> Conver
     ) as staging:  # fmt: skip
         staging.keep = options.resume  # what is refused is not deleted either
         journal, kept = _begun(job, staging, report.verb, options)
+        report.bytes_kept = kept.nbytes
         if staging.published:
             return report
-        report.bytes_kept = kept.nbytes
         try:
             outcome = _made(job, staging.path, journal, kept, options)
             staging.publish()
@@ -124,7 +124,7 @@ def _begun(job: Job, staging: Staging, verb: str, options: Options) -> tuple[Jou
     if staging.published:
         require_finished(staging.journal, identity)
         options.note(f"{staging.out}: was finished already; the run that made it was killed right after")
-        return None, Kept()
+        return None, Kept(nbytes=sum(extent.nbytes for extent in job.plan.writes))
     if not options.resume or not staging.journal.exists():
         if options.resume:
             options.note(f"{staging.out}: no unfinished run was found that could be gone on from; it is begun anew")

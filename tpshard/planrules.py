@@ -29,7 +29,8 @@ from .traffic import NORM_ELEMENTS, traffic_dtype
 from .verdicts import FAILED, NOT_RUN, PASSED, LevelVerdict
 
 LEVEL = "plan"
-_ROW = frozenset(role for part in PARTS for role in part.outs | part.inner)
+_OUTS = frozenset(role for part in PARTS for role in part.outs)
+_ROW = _OUTS.union(*(part.inner for part in PARTS))
 _KNOWN = WHOLE | VOCABULARY | {"norm"} | {role for part in PARTS for role in part.roles}
 _NUMBER = re.compile(r"(?:^|\.)\d+(?=\.|$)")
 _IN_NAMES = re.compile(r"\.\d+(?=\.)")
@@ -37,12 +38,16 @@ _HERE = "\0"  # stands for the layer's name in what is said of all layers that a
 
 
 class Judged(NamedTuple):
-    """Findings, how many of each kind of part were judged, and what no rule applies to."""
+    """Findings, how many of each kind of part were judged, and what no rule applies to.
+
+    ``inner``: the widths of the sums inside parts (a state space's time step, B and C), one a layer.
+    """
 
     findings: list[Finding]
     parts: Counter[str]
     layers: Counter[str]
     unjudged: list[str]
+    inner: list[int]
 
 
 def plan_verdict(manifest: Manifest) -> LevelVerdict:
@@ -65,27 +70,27 @@ def plan_verdict(manifest: Manifest) -> LevelVerdict:
         verdict.notes.append(f"checked for holes only, their roles have no rule: {shown}")
     if manifest.tp_size > 1:
         verdict.collectives = {kind: number for kind, number in judged.layers.items() if number}
-        verdict.collective_bytes_per_token = _payload(manifest, judged.layers)
+        verdict.collective_bytes_per_token = _payload(manifest, judged.layers, judged.inner)
         verdict.collective_dtype = traffic_dtype(manifest.tensors)[0]
     verdict.seconds = time.perf_counter() - began
     return verdict
 
 
-def _payload(manifest: Manifest, layers: Mapping[str, int]) -> float | None:
+def _payload(manifest: Manifest, layers: Mapping[str, int], inner: Sequence[int]) -> float | None:
     """Bytes of one token in the collectives of a forward pass, as :mod:`.traffic` counts them."""
     tables = [t for t in manifest.tensors if manifest.notes[t.name].role == "embed" and len(t.shape) == 2]
     if not tables:
         return None
     vocabulary, width = tables[0].shape
     hidden = next((w for t in manifest.tensors if (w := _summed_width(manifest, t.name, t.shape))), width)
-    elements = (layers["all_reduce"] - 1) * hidden + width  # the table's own width may be another (OPT-350M)
+    elements = (layers["all_reduce"] - 1 - len(inner)) * hidden + sum(inner) + width  # the table's own width may be another (OPT-350M)
     elements += layers["all_gather"] * vocabulary + layers["norm_all_reduce"] * NORM_ELEMENTS
     return elements * traffic_dtype(manifest.tensors)[1]
 
 
 def _summed_width(manifest: Manifest, name: str, shape: tuple[int, ...]) -> int:
-    """How many outputs a row-parallel matrix has; 0 for all else."""
-    if manifest.notes[name].role not in _ROW or len(shape) != 2:
+    """How many outputs a row-parallel matrix at a part's end has; 0 for all else."""
+    if manifest.notes[name].role not in _OUTS or len(shape) != 2:
         return 0
     whole = [length for length, dim in zip(shape, manifest.dims[name], strict=True) if not dim.axes]
     return whole[0] if len(whole) == 1 else 0
@@ -115,7 +120,8 @@ def judge(tensors: Mapping[str, Planned], tp_size: int, aliases: Mapping[str, st
             book.say(target, f"{target} is on no rank, and {alias} is tied to it")
         elif alias in tensors and tensors[alias].parts != tensors[target].parts:
             book.say(alias, f"{alias} is tied to {target}, but the ranks hold other ranges of it")
-    return Judged(book.findings(), book.parts, book.layers, book.unjudged)
+    book.layers["all_reduce"] += len(book.inner)
+    return Judged(book.findings(), book.parts, book.layers, book.unjudged, book.inner)
 
 
 def _is_table(name: str) -> bool:
@@ -136,6 +142,7 @@ class _Book:
         self.parts: Counter[str] = Counter()
         self.layers: Counter[str] = Counter()
         self.unjudged: list[str] = []
+        self.inner: list[int] = []
         self._said: dict[tuple[str, str], list[tuple[str, str]]] = {}
         self._read: dict[tuple[int, int, int], CutDim] = {}
         self._own: dict[tuple[object, ...], list[str]] = {}
@@ -220,13 +227,20 @@ def _judge_parts(book: _Book, part: Part, members: Sequence[Member]) -> None:
             if layer not in extra and any(m.cuts for m in found if m.role in part.outs):
                 summed.add(layer if part.name == "experts" else (scope, number))
             # layers for prediction are not run when a model serves
-            book.layers["all_reduce"] += sum(m.role in part.inner and layer not in extra for m in found if m.cuts)
+            if layer not in extra:
+                book.inner += [_width(m) for m in found if m.role in part.inner and m.cuts]
             _judge_block(book, part, scope, found, norms.get(scope, ()), known)
     book.layers["all_reduce"] += len(summed)
     book.layers["norm_all_reduce"] += sum(
         m.role == "norm" and any(cut.axes and cut.axes[0] in _axes(scopes.get(scope, ())) for _, cut in m.cuts)
         for scope, of_scope in norms.items() for m in of_scope
     )  # fmt: skip
+
+
+def _width(member: Member) -> int:
+    """How many outputs a row-parallel matrix has: the dimension of it that is not cut."""
+    cut = {number for number, _ in member.cuts}
+    return next((length for number, length in enumerate(member.tensor.shape) if number not in cut), 1)
 
 
 def _judge_block(

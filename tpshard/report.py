@@ -160,8 +160,12 @@ def _demonstration(report: Demonstration) -> list[str]:
 
 
 def _listing(report: Listing) -> list[str]:
-    if not report.entries:
-        return [f"no {report.what} yet: only the native layout and Hugging Face checkpoints are written"]
+    if report.what == "engines":
+        lines = []
+        for entry in report.entries:
+            lines.append(f"{entry.name:<16}{entry.summary}")
+            lines += [f"{'':<16}  {version}" for version in entry.serves]
+        return lines
     return table((report.what, "serves"), [(entry.name, ", ".join(entry.serves)) for entry in report.entries])
 
 

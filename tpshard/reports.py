@@ -167,6 +167,7 @@ class Entry:
 
     name: str
     serves: list[str]
+    summary: str = ""
 
 
 @dataclass

@@ -180,7 +180,15 @@ def _survey(
 
 
 def listing(what: str) -> Listing:
-    """The families that have a table; engines come with a later release and are listed when they do."""
+    """The families that have a table, or the engines: versions whose names are known, and how they were checked."""
     if what == "engines":
-        return Listing("list", what)
+        from .exporting.registry import engines
+
+        return Listing(
+            "list", what,
+            [
+                Entry(name, [f"{version.name} ({version.checked})" for version in module.VERSIONS], module.SUMMARY)
+                for name, module in engines().items()
+            ],
+        )  # fmt: skip
     return Listing("list", what, [Entry(name, sorted(module.MODEL_TYPES)) for name, module in families().items()])

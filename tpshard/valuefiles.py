@@ -22,7 +22,7 @@ from .layout import Cut
 from .openfiles import OpenFiles, open_file_budget
 from .planning import Placed
 from .quantisation.formats import Member
-from .quantisation.valuecodes import NUMPY, Array, rounded
+from .quantisation.valuecodes import NUMPY, Array
 from .quantisation.valuereader import BoxReader, cuts_of, extents_of
 from .quantisation.values import Bounds, NoValueError, StoredPart, pieces
 
@@ -196,8 +196,8 @@ class ValueFiles(OpenFiles):
         size = DTYPE_BITS[self._dtype] // 8
         first, last = at // size, -(-(at + len(into)) // size)
         try:
-            for start, values in pieces(matrix, first, last, self._holder.boxes):
-                data = rounded(values, self._dtype).reshape(-1).view("u1").data
+            for start, values in pieces(matrix, first, last, self._holder.boxes, self._dtype):
+                data = values.reshape(-1).view("u1").data
                 begin = start * size - at  # of the piece in the buffer; bytes outside it are of halved elements
                 low, high = max(begin, 0), min(begin + len(data), len(into))
                 into[low:high] = data[low - begin : high - begin]

@@ -116,10 +116,10 @@ def table(model: Model, version: str) -> EngineTable:
 
 
 def _mixture(name: str) -> tuple[Entry, ...]:
-    router = f"{{parent}}.{ROUTERS[name]}"
+    at = ROUTERS[name]
     return (
-        Entry("router", f"{router}.{{kind}}", form=WHOLE),
-        Entry("router", f"{router}.{{leaf}}", kinds=("",), form=WHOLE),  # the correction for the choice of experts
+        Entry("router", f"{{parent}}.{at}.{{kind}}", form=WHOLE),
+        Entry("router", f"{{outer}}.{at}.{{leaf}}", kinds=("",), form=WHOLE),  # the correction for the choice of experts
         *EXPERTS,
     )
 

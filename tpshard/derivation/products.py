@@ -4,10 +4,7 @@ Modules are no guide to this: banks of experts are multiplied a slice at a time,
 by an einsum. The operators are few: ``linear``, ``matmul``, ``bmm``, ``addmm``, ``einsum``. A parameter is
 known by its storage, so that a slice or a transposed view of it is found as well.
 
-Rectifiers run smooth under the watch, and softmaxes flat. Each rectifier works on one element at a time and each
-softmax on the same numbers, so what feeds what stays the same; but a channel that a rectifier turns off for every
-token of a short run, or a key that float32 rounds out of the attention of one head, is not taken for one that feeds
-nothing. The proof of a table runs the model as it is.
+Rectifiers and softmaxes run smooth under the watch: see :mod:`.smooth`. The proof of a table runs the model as it is.
 """
 
 from __future__ import annotations
@@ -18,6 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+
+from .smooth import smooth
 
 F = torch.nn.functional
 _LEFT_TIMES_RIGHT = frozenset(
@@ -30,12 +29,6 @@ _GROUPED = frozenset(
     for found in (getattr(torch, name, None), getattr(F, "grouped_mm", None))
     if found
 )
-_RECTIFIERS = frozenset(
-    (F.relu, F.relu_, F.relu6, F.hardtanh, torch.relu, torch.relu_, torch.Tensor.relu, torch.Tensor.relu_)
-)
-_SOFTMAXES = frozenset((F.softmax, torch.softmax, torch.Tensor.softmax))
-_MASKED = -1e4  # and below: no score but a mask
-_MOST_SCORE = 4.0  # of a softmax that runs flat: e**-8 is far above what float32 loses
 
 
 class Product(NamedTuple):
@@ -81,11 +74,7 @@ class Products(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _RECTIFIERS:
-            return F.softplus(args[0] if args else kwargs["input"])
-        if func in _SOFTMAXES and args and args[0].is_floating_point():
-            args = (_flat(args[0]), *args[1:])
-        result = func(*args, **kwargs)
+        result = smooth(func, args, kwargs)
         if func is F.embedding:
             table = args[1] if len(args) > 1 else kwargs["weight"]
             name = self._name(table)
@@ -182,20 +171,6 @@ class Products(TorchFunctionMode):
             return torch.einsum(equation, *pair)
 
         return Product(self._name(weight), tuple(sorted(d for d in along if d is not None)), flat), again
-
-
-def _flat(scores: torch.Tensor) -> torch.Tensor:
-    """Scores in the same order and between narrow bounds; masked ones stay masked."""
-    narrow = _MOST_SCORE * scores / (_MOST_SCORE + scores.abs())
-    return torch.where(scores <= _MASKED, scores, narrow)
-
-
-def reduced(tensor: torch.Tensor, dims: Iterable[int]) -> torch.Tensor:
-    """Whether there is anything in each index of the one dimension that is not in ``dims``."""
-    out = tensor
-    for dim in sorted(dims, reverse=True):
-        out = out.any(dim)
-    return out
 
 
 def parameters_of(model: nn.Module) -> dict[str, torch.Tensor]:

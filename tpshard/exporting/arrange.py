@@ -39,6 +39,7 @@ class Arranged:
         declared: the shape under which every stored tensor is filed on every rank.
         fixed: constants beside them.
         dropped: why the engine does without a tensor, by its name.
+        origins: of a chunked layout by stored tensor and rank where the rank's rectangle begins in the whole tensor.
     """
 
     grid: Grid
@@ -46,6 +47,7 @@ class Arranged:
     declared: tuple[Shapes, ...]
     fixed: tuple[Fixed, ...]
     dropped: Mapping[str, str]
+    origins: tuple[Shapes, ...] = ()
 
 
 @dataclass
@@ -64,6 +66,11 @@ def arrange(model: Model, table: EngineTable, grid: Grid, engine: str) -> Arrang
         UnsupportedError: the table has no place for a tensor, or the engine cannot load such a degree; the message
             names the tensor, and the degrees that it can.
     """
+    if model.several_stacks:
+        raise UnsupportedError(
+            f"a model of the family {model.family} has several stacks of layers; the layout of {engine} is known of "
+            "language models with one"
+        )
     dropped: dict[str, str] = {}
     kept: list[Part] = []
     for part in model.parts:

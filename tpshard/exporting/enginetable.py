@@ -93,6 +93,9 @@ class Version(NamedTuple):
 FileName = Callable[[Grid, Rank, int, int], str]
 """``name(grid, rank, part, parts)``: the path of a file below the output."""
 
+Describer = Callable[[Mapping[str, tuple[int, ...]]], Mapping[str, str]]
+"""``described(origins)``: metadata of a file that holds these tensors."""
+
 SideWriter = Callable[[Model, Grid], Mapping[str, bytes]]
 
 
@@ -110,13 +113,18 @@ class EngineTable:
         tied_last: that of the last stage where the embedding is on another; "" if it has none.
         uneven: whether ranks may be unequal.
         ep_inside: whether experts are dealt to the tensor-parallel ranks.
+        whole_experts: whether they always are, whatever degree is asked for; needs ``ep_inside``.
         most: the largest ``(pp, ep)`` that the layout has, None: any.
         drop: ``drop(part)``: why the engine does without a part, "" if it does not.
-        rename: stretches of the checkpoint's names and what stands for them in ``{own}`` and the paths.
+        rename: stretches of the checkpoint's names and what stands for them in ``{own}`` and the paths;
+            with ``^`` before it only at the beginning of a name.
         container: the format of the files.
         part_bytes: the largest size of a file where the user names none; 0: one file a rank.
         metadata: of safetensors files.
-        once: whether what every rank would hold is stored by the last rank alone.
+        chunked: whether tensors are chunks of the checkpoint's own, whatever heads and fusions are in them: see
+            :mod:`.chunked`. ``entries`` then only say how matrices of single experts are stacked.
+        described: what else the metadata of a safetensors file says, by where each of its tensors begins in the
+            whole one; only of a chunked table.
         sides: small files that the engine needs and the checkpoint has not, by name.
         left_out: names of side files of the checkpoint that the engine's directory must not have.
         sorted_names: whether tensors lie in the order of their names.
@@ -132,13 +140,15 @@ class EngineTable:
     tied_last: str = "head"
     uneven: bool = False
     ep_inside: bool = True
+    whole_experts: bool = False
     most: tuple[int | None, int | None] = (None, None)
     drop: Callable[[Part], str] = field(default=lambda part: "")
     rename: Sequence[tuple[str, str]] = ()
     container: str = SAFETENSORS
     part_bytes: int = 0
     metadata: Mapping[str, str] = field(default_factory=lambda: {"format": "pt"})
-    once: bool = False
+    chunked: bool = False
+    described: Describer | None = None
     sides: SideWriter = field(default=lambda model, grid: {})
     left_out: Sequence[str] = ()
     sorted_names: bool = True
@@ -147,7 +157,10 @@ class EngineTable:
     def renamed(self, name: str) -> str:
         """A name of the checkpoint with what the engine calls otherwise replaced, once each."""
         for old, new in self.rename:
-            name = name.replace(old, new, 1)
+            if not old.startswith("^"):
+                name = name.replace(old, new, 1)
+            elif name.startswith(old[1:]):
+                name = new + name[len(old) - 1 :]
         return name
 
 

@@ -17,6 +17,7 @@ from tpshard.reports import Export, sharded_fraction
 from tpshard.shards import given_path
 
 from .arrange import Arranged, arrange
+from .chunked import arrange_chunks
 from .files import place_engine, without
 from .given import Given
 from .options import engine_and_version, grid_of
@@ -58,7 +59,7 @@ def export(
     name: str = module.ENGINE
     table = module.table(given.model, version)
     grid = grid_of(given.model, table, name, tp_size, pp_size, ep_size, stages)
-    arranged = arrange(given.model, table, grid, name)
+    arranged = (arrange_chunks if table.chunked else arrange)(given.model, table, grid, name)
     files = place_engine(arranged, table, max_file_bytes)
     plan = build_plan(without(given.placed, arranged.dropped), files.placed)
     small = dict(table.sides(given.model, grid))

@@ -65,7 +65,8 @@ def place_engine(arranged: Arranged, table: EngineTable, part_bytes: int | None 
             name = table.file_name(grid, rank, part, len(parts))
             if name in frames:
                 raise UnsupportedError(f"two ranks would write {name}; name the files otherwise")
-            header = build_header([(h.name, h.dtype, h.shape) for h in members], dict(table.metadata), ALIGN)
+            metadata = _metadata(arranged, table, number, members)
+            header = build_header([(h.name, h.dtype, h.shape) for h in members], metadata, ALIGN)
             frame, at = [(0, header)], len(header)
             for tensor in members:
                 if tensor.number < 0:
@@ -76,6 +77,14 @@ def place_engine(arranged: Arranged, table: EngineTable, part_bytes: int | None 
             files.append(PlacedFile(name, at, number))
             frames[name] = tuple(frame)
     return EngineFiles(Placed(layout, tuple(files), tuple(map(tuple, rows))), frames)
+
+
+def _metadata(arranged: Arranged, table: EngineTable, rank: int, members: Sequence[_Held]) -> dict[str, str]:
+    """What the header of a rank's file says beside its tensors."""
+    metadata = dict(table.metadata)
+    if table.described is not None:
+        metadata |= table.described({held.name: arranged.origins[held.number][rank] or () for held in members})
+    return metadata
 
 
 def _parts(held: Sequence[_Held], limit: int) -> list[list[_Held]]:

@@ -39,6 +39,7 @@ class Given:
         algorithm: that of ``expected``.
         check_unchanged: raises where a file is no longer the one that was opened.
         tp_size: its tensor-parallel degree, 1 for a checkpoint.
+        holding: of an engine's directory: where its files hold another model, as that one spells its tensors.
     """
 
     model: Model
@@ -52,6 +53,7 @@ class Given:
     tp_size: int = 1
     expected: Mapping[int, str] = field(default_factory=dict)
     algorithm: str = ""
+    holding: Callable[[Model], Placed] | None = None
 
 
 def open_model(path: str | os.PathLike[str]) -> Given:

@@ -27,6 +27,10 @@ class Rank(NamedTuple):
     pp: int
     ep: int
 
+    def __str__(self) -> str:
+        stage = f" of stage {self.pp}" if self.pp else ""
+        return f"TP rank {self.tp}{stage}{f' of expert group {self.ep}' if self.ep else ''}"
+
 
 @dataclass(frozen=True)
 class Grid:

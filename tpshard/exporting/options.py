@@ -60,6 +60,8 @@ def grid_of(
     if ep_size > 1 and ep_size > model.experts:
         held = f"{model.experts} experts" if model.experts else "no experts"
         raise UnsupportedError(f"--ep {ep_size}: this model has {held}; choose --ep 1 to {max(model.experts, 1)}")
+    if table.whole_experts and model.experts:
+        ep_size = tp_size
     if stages is None:
         bounds = table.stages(model.layers, pp_size)
     return Grid(tp_size, bounds, ep_size, table.ep_inside)

@@ -101,6 +101,11 @@ class Model:
     matched: Matched
 
     @property
+    def several_stacks(self) -> bool:
+        """Whether it has layers that are counted apart: towers, an encoder beside a decoder."""
+        return any(rule.stack for rule in self.matched.rules.values())
+
+    @property
     def architecture(self) -> str:
         """The first of the config's ``architectures``, "" where it names none."""
         named = self.config.values.get("architectures")
@@ -127,17 +132,7 @@ class Model:
 
 
 def model_of(config: Config, family: str, table: Table, tensors: Iterable[Logical], matched: Matched) -> Model:
-    """The model that a table and its matched tensors make.
-
-    Raises:
-        UnsupportedError: it has several stacks of layers (towers, an encoder), of which engine tables know nothing.
-    """
-    stacks = {rule.stack for rule in matched.rules.values()}
-    if stacks - {0}:
-        raise UnsupportedError(
-            f"a model of the family {family} has several stacks of layers; engine layouts are known of language "
-            "models with one"
-        )
+    """The model that a table and its matched tensors make."""
     return Model(config, family, table.stacks[0].layers, table.stacks[0].experts, tuple(tensors), matched)
 
 

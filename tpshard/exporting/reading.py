@@ -20,17 +20,19 @@ from tpshard.intervals import Bounds
 from tpshard.listing import list_directory, shown
 from tpshard.matching import match
 from tpshard.opened import Stamp, open_weights, require_unchanged
+from tpshard.planning import Placed
 from tpshard.registry import family_of, table_for
 from tpshard.source import natural_key
 
-from .arrange import arrange
+from .arrange import Arranged, arrange
 from .enginetable import EngineTable
 from .expected import Candidate, candidates, held, named, provisional
 from .files import place_found
 from .given import Given, read_config
-from .grid import Grid
+from .grid import Grid, Rank
 from .options import engine_and_version
 from .parts import Model, model_of
+from .rectangles import place_rectangles
 from .registry import engines
 
 
@@ -94,6 +96,8 @@ def open_engine(
 def _opened(root: Path, module: ModuleType, version: str | None, values: Mapping[str, object]) -> Given:
     """As one engine's, by the first of its versions that fits."""
     found = _weights(root, module)
+    if hasattr(module, "origins_of"):
+        return _as_described(root, module, values, found)
     problem: TpshardError | None = None
     for known in module.VERSIONS:
         if version not in (None, known.name):
@@ -109,6 +113,33 @@ def _opened(root: Path, module: ModuleType, version: str | None, values: Mapping
     raise problem
 
 
+def _as_described(root: Path, module: ModuleType, values: Mapping[str, object], found: _Found) -> Given:
+    """As what the files say of themselves."""
+    config, family, table = Config(values), family_of(values), table_for(values)
+    ranks = [place["tp"] for place in found.places]
+    placed = place_rectangles(list(zip(found.files, ranks, strict=True)), module)
+    tensors = tuple(placed.layout.tensors.values())
+    model = model_of(config, family, table, tensors, match(table, tensors))
+    return _given(root, model, placed, found, placed.layout.size)
+
+
+def _given(
+    root: Path, model: Model, placed: Placed, found: _Found, tp_size: int, not_carried: Sequence[str] = (),
+    left_out: Sequence[str] = (),
+) -> Given:  # fmt: skip
+    weights = {file.name for file in found.files}
+    sides = {name: size for name, size in list_directory(root).sizes.items() if name not in weights}
+    for name in not_carried:
+        sides.pop(name, None)
+
+    def check_unchanged() -> None:
+        require_unchanged(root, [file.name for file in found.files], found.stamps)
+
+    return Given(
+        model, placed, root, [root / file.name for file in found.files], sides, left_out, (), check_unchanged, tp_size
+    )
+
+
 def _as(
     root: Path, module: ModuleType, version: str, values: dict[str, object], found: _Found, whole_experts: bool
 ) -> Given:
@@ -121,6 +152,8 @@ def _as(
     of_engine: EngineTable = module.table(model, version)
     tp_size = found.size("tp")
     ep_size = tp_size if whole_experts and of_engine.ep_inside else found.size("ep")
+    if of_engine.whole_experts:
+        ep_size = tp_size
     if whole_experts and (ep_size == 1 or not model.experts or not of_engine.ep_inside):
         raise UnsupportedError(f"{shown(root)}: {engine} has no whole experts to deal here")
     stages, names = _stages(model, of_engine, engine, possible, found)
@@ -134,7 +167,8 @@ def _as(
         rank = next((n for r, n in numbers.items() if (r.tp, r.pp) == (place["tp"], place["pp"])
                      and (of_engine.ep_inside or r.ep == place["ep"])), None)  # fmt: skip
         if rank is None:
-            raise DamagedError(f"{shown(root)}: a file is of rank {place}, which the {len(numbers)} ranks do not have")
+            lacks = f"which the {len(numbers)} ranks do not have"
+            raise DamagedError(f"{shown(root)}: a file is of {Rank(**place)}, {lacks}; remove it")
         ranks.append(rank)
     missing = set(range(len(grid.ranks))) - set(ranks)
     if missing:
@@ -142,20 +176,39 @@ def _as(
             f"{shown(root)}: the files of {len(missing)} of {len(grid.ranks)} ranks are missing "
             f"(such as {grid.ranks[min(missing)]}); copy them again"
         )
-    placed = place_found(arranged, list(zip(found.files, ranks, strict=True)), engine)
-    weights = {file.name for file in found.files}
-    sides = {name: size for name, size in list_directory(root).sizes.items() if name not in weights}
-    for name in of_engine.sides(model, grid):
-        sides.pop(name, None)
+    def holding(other: Model) -> Placed:
+        arranged = arrange(other, module.table(other, version), grid, engine)
+        placed = place_found(arranged, list(zip(found.files, ranks, strict=True)), engine)
+        _check_constants(root, arranged, found, ranks, engine)
+        return placed
+
+    placed = holding(model)
     absent = f"the layout of {engine} does without it: {next(iter(arranged.dropped.values()), '')}"
     left_out = [f"{name} ({absent})" for name in arranged.dropped]
+    return _given(root, model, placed, found, tp_size, tuple(of_engine.sides(model, grid)), left_out)
 
-    def check_unchanged() -> None:
-        require_unchanged(root, [file.name for file in found.files], found.stamps)
 
-    return Given(
-        model, placed, root, [root / file.name for file in found.files], sides, left_out, (), check_unchanged, tp_size
-    )
+def _check_constants(root: Path, arranged: Arranged, found: _Found, ranks: Sequence[int], engine: str) -> None:
+    """Constants are there with their values: no checkpoint has a tensor that could hold another."""
+    wanted = {(fixed.name, rank): fixed for fixed in arranged.fixed for rank in fixed.ranks}
+    for file, rank in zip(found.files, ranks, strict=True):
+        for info in file.tensors:
+            fixed = wanted.pop((info.name, rank), None)
+            if fixed is None:
+                continue
+            with (root / file.name).open("rb") as stream:
+                stream.seek(info.offset)
+                data = stream.read(len(fixed.data))
+            if (info.dtype, info.shape, data) != (fixed.dtype, fixed.shape, fixed.data):
+                raise DamagedError(
+                    f"{file.name} holds {info.name} as {info.dtype} {list(info.shape)} {data.hex()} where {engine} has "
+                    f"the constant {fixed.dtype} {list(fixed.shape)} {fixed.data.hex()} for a model like this; a "
+                    "checkpoint has no place for another value"
+                )
+    if wanted:
+        (name, rank), *_ = wanted
+        lacks = f"{name} is missing from the files of rank {rank}"
+        raise DamagedError(f"{lacks}, without which {engine} does not load them; export again")
 
 
 def _stages(
@@ -221,11 +274,11 @@ def _weights(root: Path, module: ModuleType) -> _Found:
         stamps.append(stamp)
         places.append({of: int(groups.get(of) or first) - first for of in ("tp", "pp", "ep")})
     for of in ("tp", "pp", "ep"):
-        told = {int(groups[f"{of}_size"]) for _, groups in matched if groups.get(f"{of}_size")}
+        sizes = {int(groups[f"{of}_size"]) for _, groups in matched if groups.get(f"{of}_size")}
         size = max(place[of] for place in places) + 1
-        if told and told != {size}:
+        if sizes and sizes != {size}:
             raise DamagedError(
-                f"{shown(root)}: by their names the files are of {', '.join(map(str, sorted(told)))} ranks, and those "
+                f"{shown(root)}: by their names the files are of {', '.join(map(str, sorted(sizes)))} ranks, and those "
                 f"of {size} are there; copy what is missing, or remove what is of another export"
             )
     return _Found(tuple(files), tuple(stamps), tuple(places))

@@ -14,8 +14,7 @@ from tpshard.errors import UsageError
 @lru_cache(maxsize=1)
 def engines() -> Mapping[str, ModuleType]:
     """All engine tables by name, sorted."""
-    from tpshard.converters import engines as package
-
+    package = importlib.import_module("tpshard.converters.engines")
     found: dict[str, ModuleType] = {}
     for info in pkgutil.iter_modules(package.__path__):
         module = importlib.import_module(f"{package.__name__}.{info.name}")

@@ -21,7 +21,6 @@ from tpshard.listing import shown
 from tpshard.manifest import Manifest
 from tpshard.matching import Logical
 from tpshard.planning import Placed
-from tpshard.quantisation.valuecodes import rounded
 from tpshard.quantised import DTYPE, Quantised, quantised
 from tpshard.shards import Shards
 from tpshard.source import Source
@@ -67,10 +66,10 @@ class DequantisingStore(Store):
         matrix = self._matrices.get(part.name)
         if matrix is None:
             return super()._read(part, start, stop, buffer, watch)
-        found = matrix.rows(start, stop, self._boxes)
+        found = matrix.rows(start, stop, self._boxes, part.dtype)
         if part.dtype == DTYPE:
             found += 0.0  # a zero code times a scale may be -0.0, and padding is compared with zero by its bits
-        stored = rounded(found, part.dtype).reshape(-1).view("u1")
+        stored = found.reshape(-1).view("u1")
         buffer.copy_(torch.from_numpy(stored))
         self.bytes_read += len(buffer)
         if watch is not None:

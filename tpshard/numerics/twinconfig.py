@@ -55,9 +55,11 @@ def shrunk(values: Mapping[str, Any], tp_size: int) -> dict[str, Any]:
     kept = _chosen_layers(config)
     _cut_layers(config, kept)
     _cut_heads(config, tp_size)
+    widened = _widened(config, tp_size)
     for name in _WIDTHS:
-        if _count(config.get(name)):
+        if _count(config.get(name)) and name not in widened:
             config[name] = _units(config[name], tp_size)
+    config.update(widened)
     _cut_experts(config)
     vocabulary = config.get("vocab_size")
     if _count(vocabulary):
@@ -98,6 +100,21 @@ def _units(units: int, tp_size: int) -> int:
     """A small number of units that falls on ``tp_size`` ranks as evenly, or unevenly, as ``units`` does."""
     least = 4 * tp_size
     return units if units <= 2 * least else least + units % tp_size
+
+
+def _widened(config: Mapping[str, Any], tp_size: int) -> dict[str, int]:
+    """A hidden size and the channels of a state space that are ``expand`` times as many, made small together.
+
+    Classes work the one out of the other (Mamba 1), whatever the config says. A hidden size that is as far from a
+    multiple of the degree gives channels that fall on the ranks as evenly, or unevenly, as the model's.
+    """
+    hidden, expand = _first(config, _HIDDEN), config.get("expand")
+    if hidden is None or not isinstance(expand, int) or config.get("intermediate_size") != expand * config[hidden]:
+        return {}
+    if _first(config, _QUERY) is not None:
+        return {}  # heads decide the widths
+    small = _units(config[hidden], tp_size)
+    return {hidden: small, "intermediate_size": expand * small}
 
 
 def _chosen_layers(config: Mapping[str, Any]) -> list[int]:

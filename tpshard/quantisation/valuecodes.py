@@ -27,7 +27,7 @@ E2M1 = np.concatenate([E2M1, -E2M1])
 _FLOATS = {  # exponent bits, mantissa bits, bias
     "F8_E4M3": (4, 3, 7), "F8_E5M2": (5, 2, 15), "F8_E4M3FNUZ": (4, 3, 8), "F8_E5M2FNUZ": (5, 2, 16),
 }  # fmt: skip
-TARGETS = ("BF16", "F16", "F32")
+FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
 
 @cache
@@ -100,6 +100,36 @@ def _in_bytes(codes: Array, bits: int) -> Array:
     return out
 
 
+def code_numbers(dtype: str) -> Array | None:
+    """The number of every code of a dtype of 8 bits, float32; None of a wider one."""
+    if dtype in _FLOATS or dtype == "F8_E8M0":
+        return np.asarray(table(dtype))
+    if dtype in ("U8", "I8"):
+        codes = np.arange(256, dtype=np.float32)
+        return np.where(codes > 127, codes - 256, codes).astype(np.float32) if dtype == "I8" else codes
+    return None
+
+
+def looked_up(table: Array, codes: Array, maps: Sequence[Array | None] = ()) -> Array:
+    """The entry of a table for every code, in the codes' shape.
+
+    Args:
+        table: ``[*groups, codes]``, or ``[codes]`` for all.
+        maps: the group of every index by dimension of ``codes``; None where it is its own number, or there is one.
+    """
+    if table.ndim == 1:
+        return np.take(table, codes, mode="clip")  # no code is outside, and clipping is what numpy does fastest
+    places = codes.astype(np.intp)
+    stride = table.shape[-1]
+    for axis in reversed(range(codes.ndim)):
+        if table.shape[axis] > 1:
+            found = maps[axis]
+            along = (np.arange(codes.shape[axis]) if found is None else found) * stride
+            places += along.reshape(-1, *[1] * (codes.ndim - axis - 1))
+        stride *= table.shape[axis]
+    return np.take(table.reshape(-1), places, mode="clip")
+
+
 def rounded(values: Array, dtype: str) -> Array:
     """float32 in the dtype (codes of it, for BF16): to the nearest, and of two equally near ones to the even.
 
@@ -111,8 +141,12 @@ def rounded(values: Array, dtype: str) -> Array:
         with np.errstate(over="ignore"):
             return values.astype(np.float16)
     bits = values.view(np.uint32)
-    half = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-    out: Array = ((bits + half) >> np.uint32(16)).astype(np.uint16)
+    odd = bits >> np.uint32(16)
+    odd &= np.uint32(1)
+    odd += bits
+    odd += np.uint32(0x7FFF)
+    odd >>= np.uint32(16)
+    out: Array = odd.astype(np.uint16)
     broken = np.isnan(values)
     if broken.any():
         out[broken] = 0x7FC0

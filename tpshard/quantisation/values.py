@@ -1,16 +1,17 @@
 """The numbers that stored integers and small floats stand for: one formula, from whichever holder's tensors.
 
-Every method here is ``(code - zero point) * scale``, with a scale for all of the matrix besides in some, computed in
-float32: differences of integers and products with scales of 16 bits are exact there, and what comes out is rounded
-once. A :class:`Matrix` is read by windows, so that nothing of its size is ever held. A rank's part is read as an engine
-reads it: from the rank's own tensors, as if they were all there is.
+Every method here is ``(code - zero point) * scale`` or ``code * scale + offset``, with a scale for all of the matrix
+besides in some, computed in float32: differences of integers and products with scales of 16 bits are exact there, and
+what comes out is rounded once. Codes are few, so that where a group has more values than there are codes, each group's
+are computed once a code, rounded, and looked up. A :class:`Matrix` is read by windows, so that nothing of its size is
+ever held. A rank's part is read as an engine reads it: from the rank's own tensors, as if they were all there is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from tpshard.errors import short
 from tpshard.intervals import Runs, total
 
 from .formats import BANK, IN, OUT, Entry, Form, Member, Of, Parts
-from .valuecodes import E2M1, NUMPY, Array, floats, integers
+from .valuecodes import E2M1, FLOATS, NUMPY, Array, code_numbers, floats, integers, looked_up, rounded
 
 Bounds: TypeAlias = "tuple[int, int]"
 Window: TypeAlias = "Mapping[int, Bounds]"
@@ -29,7 +30,7 @@ Read: TypeAlias = "Callable[[StoredPart, tuple[Bounds, ...]], Array]"
 
 CHUNK = 1 << 16  # elements computed at a time: what a processor's cache holds with all that comes between
 
-UNSIGNED, OFFSET, FLOAT4 = "unsigned", "offset", "float4"
+UNSIGNED, OFFSET, SIGNED, FLOAT4 = "unsigned", "offset", "signed", "float4"
 
 
 class NoValueError(ValueError):
@@ -41,10 +42,13 @@ class Formula:
     """How a format's numbers are made of what is stored.
 
     Args:
-        codes: of packed values: ``unsigned`` integers, integers less half of their range (``offset``), or E2M1.
+        codes: of packed values: ``unsigned`` integers, integers less half of their range (``offset``), in two's
+            complement (``signed``), or E2M1.
         order: which number of a word's run the word's first, second, ... integer is; empty: as they come.
         zero: what is added to stored zero points (GPTQ of version 1 stores them less one).
         middle: whether the zero point is half of the range where none is stored.
+        added: whether what is stored as zero points is added to the product instead.
+        factor: what every product is multiplied by in the end.
         globals: scales of the whole matrix by suffix: 1 where they multiply those of groups, -1 where they divide them.
         source: where the formula is from.
     """
@@ -53,6 +57,8 @@ class Formula:
     order: tuple[int, ...] = ()
     zero: int = 0
     middle: bool = False
+    added: bool = False
+    factor: float = 1.0
     globals: Mapping[str, int] = field(default_factory=dict)
     source: str = ""
 
@@ -95,34 +101,52 @@ class Matrix:
         """As the table has it."""
         return tuple(self.lengths[dim] for dim in self.order)
 
-    def rows(self, first: int, last: int, read: Read) -> Array:
-        """Indices ``[first, last)`` of the first dimension, float32, C-contiguous."""
-        return self.values({self.order[0]: (first, last)}, read)
+    def rows(self, first: int, last: int, read: Read, dtype: str = "F32") -> Array:
+        """Indices ``[first, last)`` of the first dimension in the dtype, C-contiguous."""
+        return self.values({self.order[0]: (first, last)}, read, dtype)
 
-    def values(self, window: Window, read: Read) -> Array:
-        """The values inside a window (a dimension that it does not name is whole), float32, in the table's order.
+    def values(self, window: Window, read: Read, dtype: str = "F32") -> Array:
+        """The values inside a window (a dimension that it does not name is whole), in the table's order.
+
+        They are computed in float32 and rounded to the dtype (codes of it, for BF16).
 
         Raises:
             NoValueError: an order of inputs names a group that this holder has not.
         """
         with np.errstate(all="ignore"):  # what is too large is infinite, as in every reference
-            return self._values(window, read)
+            box = {dim: window.get(dim, (0, self.lengths[dim])) for dim in self.order}
+            found = self._values(box, read, dtype)
+            return np.ascontiguousarray(np.transpose(found, [_dims(box).index(dim) for dim in self.order]))
 
-    def _values(self, window: Window, read: Read) -> Array:
-        box = {dim: window.get(dim, (0, self.lengths[dim])) for dim in self.order}
-        first, *others = self.parts
-        out = self._codes(first, box, read)
-        order = next((part for part in others if part.member.kind == "order"), None)
+    def _values(self, box: Window, read: Read, dtype: str) -> Array:
+        """Values ``[bank?, out, in]``."""
+        codes, numbers = self._codes(self.parts[0], box, read)
+        order = next((part for part in self.parts if part.member.kind == "order"), None)
         groups = None if order is None else self._groups(order, box[IN], read)
-        scales = [part for part in others if part.member.kind == "scale"]
-        zero = next((part for part in others if part.member.kind == "zero"), None)
-        if zero is not None:
-            out = np.subtract(out, self._zeros(zero, scales[0], box, read, groups))
-        elif self.formula.middle:
-            out = out - np.float32(2 ** (self.bits - 1))
-        for part in scales:
-            out = np.multiply(out, self._scale(part, box, read, groups))
-        return np.ascontiguousarray(np.transpose(out, [_dims(box).index(dim) for dim in self.order]))
+        scales = [self._scale(part, box, read, groups) for part in self.parts[1:] if part.member.kind == "scale"]
+        zero = next((part for part in self.parts if part.member.kind == "zero"), None)
+        zeros = None if zero is None else self._zeros(zero, box, read, groups)
+        cells = [*scales, *([zeros] if zeros is not None else [])]
+        shared = None if numbers is None else _shared(cells)
+        if numbers is not None and shared is not None and shared.count * len(numbers) * 2 <= codes.size:
+            lined = [cell.values[..., None] for cell in cells]
+            table = rounded(self._product(numbers, lined[: len(scales)], lined[len(scales) :]), dtype)
+            return looked_up(table, codes, shared.maps)
+        spread = [cell.spread() for cell in cells]
+        each = codes if numbers is None else looked_up(numbers, codes)
+        return rounded(self._product(each, spread[: len(scales)], spread[len(scales) :]), dtype)
+
+    def _product(self, codes: Array, scales: Sequence[Array], zeros: Sequence[Array]) -> Array:
+        """The formula, float32."""
+        for zero in () if self.formula.added else zeros:
+            codes = codes - zero
+        if not zeros and self.formula.middle:
+            codes = codes - np.float32(2 ** (self.bits - 1))
+        for scale in scales:
+            codes = codes * scale
+        for zero in zeros if self.formula.added else ():
+            codes = codes + zero
+        return codes if self.formula.factor == 1 else codes * np.float32(self.formula.factor)
 
     @property
     def bits(self) -> int:
@@ -134,41 +158,48 @@ class Matrix:
         word = np.dtype(NUMPY[first.dtype]).itemsize * 8
         return word * packed.stored * _ends(first.form) // packed.per
 
-    def _codes(self, part: StoredPart, box: Window, read: Read) -> Array:
-        """The values before zero points and scales, float32, ``[bank?, out, in]``."""
+    def _codes(self, part: StoredPart, box: Window, read: Read) -> tuple[Array, Array | None]:
+        """Codes ``[bank?, out, in]`` and the number of each, float32; numbers without codes, where those are many."""
         form = part.form
         stored = read(part, self.bounds(part, box))
+        dims = [e.dim for e in form if isinstance(e, Of)]
         axis = next((n for n, e in enumerate(form) if isinstance(e, Of) and e.stored != e.per), None)
         if axis is None:
-            return self._spread(floats(stored, part.dtype), form, box)
+            numbers = code_numbers(part.dtype)
+            found = floats(stored, part.dtype) if numbers is None else stored.view(np.uint8)
+            return np.transpose(found, [dims.index(dim) for dim in _dims(box)]), numbers
         entry = form[axis]
         assert isinstance(entry, Of)
         if isinstance(form[-1], int):  # the bytes of a group in a dimension of their own
             stored = stored.reshape(*stored.shape[:-2], -1)
         found = self._unpacked(stored, axis, entry, box[entry.dim])
-        dims = [e.dim for e in form if isinstance(e, Of)]
-        return np.transpose(found, [dims.index(dim) for dim in _dims(box)])
+        return np.transpose(found, [dims.index(dim) for dim in _dims(box)]), self._numbers()
+
+    def _numbers(self) -> Array:
+        """What every code of a packed number stands for, float32."""
+        if self.formula.codes == FLOAT4:
+            return E2M1
+        half = 2 ** (self.bits - 1)
+        codes = np.arange(2 * half, dtype=np.float32)
+        if self.formula.codes == OFFSET:
+            return np.asarray(codes - half)
+        return np.asarray(np.where(codes >= half, codes - 2 * half, codes)) if self.formula.codes == SIGNED else codes
 
     def _unpacked(self, words: Array, axis: int, entry: Of, bounds: Bounds) -> Array:
-        """The numbers of a window in words that begin where the groups of the window do, float32."""
+        """The codes of a window in words that begin where the groups of the window do, uint8."""
         each = _ends(self.parts[0].form)
         gapless = words.dtype.itemsize * 8 * entry.stored * each == self.bits * entry.per
         codes = integers(words, self.bits, axis, gapless=gapless, order=self.formula.order)
         first = bounds[0] // entry.per * entry.per
-        codes = codes[(slice(None),) * axis + (slice(bounds[0] - first, bounds[1] - first),)]
-        if self.formula.codes == FLOAT4:
-            return E2M1[codes]
-        found = codes.astype(np.float32)
-        if self.formula.codes == OFFSET:
-            found -= np.float32(2 ** (self.bits - 1))
-        return found
+        return codes[(slice(None),) * axis + (slice(bounds[0] - first, bounds[1] - first),)]
 
-    def _zeros(self, part: StoredPart, scale: StoredPart, box: Window, read: Read, groups: Array | None) -> Array:
-        """Zero points, spread to the window. They are packed along the dimension in which scales have another entry."""
+    def _zeros(self, part: StoredPart, box: Window, read: Read, groups: Array | None) -> Cells:
+        """Zero points. They are packed along the dimension in which scales have another entry."""
+        scale = next(other for other in self.parts if other.member.kind == "scale")
         stored, form = read(part, self.bounds(part, box, groups)), part.form
         pairs = list(zip(part.form, scale.form, strict=False))
         axis = next((n for n, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
-        if axis is None or not part.dtype.endswith(("16", "32", "64")):
+        if axis is None or not part.dtype.endswith(("16", "32", "64")) or part.dtype in FLOATS:
             found = floats(stored, part.dtype)
         else:
             ours, theirs = pairs[axis]
@@ -183,21 +214,23 @@ class Matrix:
             form = scale.form
         if self.formula.zero:
             found += np.float32(self.formula.zero)
-        return self._spread(found, form, box, groups)
+        return self._cells(found, form, box, groups)
 
-    def _scale(self, part: StoredPart, box: Window, read: Read, groups: Array | None) -> Array:
-        """Scales of groups, together with those of the whole matrix, spread to the window."""
+    def _scale(self, part: StoredPart, box: Window, read: Read, groups: Array | None) -> Cells:
+        """Scales of groups, together with those of the whole matrix."""
         found = floats(read(part, self.bounds(part, box, groups)), part.dtype, exponents=True)
-        wholes = [(p, p.member.suffix) for p in self.parts if p.member.suffix in self.formula.globals]
         out = None
-        for whole, suffix in wholes:
+        for whole in self.parts:
+            power = self.formula.globals.get(whole.member.suffix)
+            if power is None:
+                continue
             each = floats(read(whole, self.bounds(whole, box)), whole.dtype)
             if each.size > 1:  # one for every fused part
-                out = self._spread(found, part.form, box, groups) if out is None else out
-                out = _together(out, self._spread(each, whole.form, box), self.formula.globals[suffix])
+                out = self._cells(found, part.form, box, groups).spread() if out is None else out
+                out = _together(out, self._cells(each, whole.form, box).spread(), power)
             else:
-                found = _together(found, each.reshape(-1)[0], self.formula.globals[suffix])
-        return self._spread(found, part.form, box, groups) if out is None else out
+                found = _together(found, each.reshape(-1)[0], power)
+        return self._cells(found, part.form, box, groups) if out is None else Cells(out, (None,) * out.ndim)
 
     def _groups(self, part: StoredPart, bounds: Bounds, read: Read) -> Array | None:
         """For every input of the window the place of its group among those of this holder; None with one group."""
@@ -233,28 +266,66 @@ class Matrix:
         low, high = box[entry.dim]
         return low // entry.per * entry.stored, min(-(-high // entry.per) * entry.stored, length)
 
-    def _spread(self, stored: Array, form: Form, box: Window, groups: Array | None = None) -> Array:
-        """What was read for a window, as it broadcasts to ``[bank?, out, in]``: of length 1 where it is one for all."""
+    def _cells(self, stored: Array, form: Form, box: Window, groups: Array | None = None) -> Cells:
+        """What was read for a window as ``[bank?, out, in]``: of length 1 where it is one for all."""
         dims: list[int] = []
+        maps: dict[int, Array | None] = {}
         for entry in form:
             axis = len(dims)
             if isinstance(entry, Of):
-                stored = _along(stored, axis, entry, box[entry.dim], groups if entry.dim == IN else None)
+                maps[entry.dim] = _map(stored.shape[axis], entry, box[entry.dim], groups if entry.dim == IN else None)
                 dims.append(entry.dim)
             elif isinstance(entry, Parts) and stored.shape[axis] > 1:
                 low, high = box[entry.dim]
-                of_row = np.repeat(np.arange(stored.shape[axis]), self.fused[entry.dim])
-                stored = np.take(stored, of_row[low:high], axis)
+                maps[entry.dim] = np.repeat(np.arange(stored.shape[axis]), self.fused[entry.dim])[low:high]
                 dims.append(entry.dim)
             else:
                 stored = stored.squeeze(axis)
         wanted = _dims(box)
         stored = np.transpose(stored, [dims.index(dim) for dim in wanted if dim in dims])
-        return np.expand_dims(stored, tuple(n for n, dim in enumerate(wanted) if dim not in dims))
+        stored = np.expand_dims(stored, tuple(n for n, dim in enumerate(wanted) if dim not in dims))
+        return Cells(stored, tuple(maps.get(dim) for dim in wanted))
 
 
-def pieces(matrix: Matrix, first: int, last: int, read: Read) -> Iterator[tuple[int, Array]]:
-    """The values of the elements ``[first, last)``, row after row, as ``(number of the first, float32)``.
+class Cells(NamedTuple):
+    """Values of groups ``[bank?, out, in]``, and for every dimension the group of each index of a window.
+
+    Without a map the values are one for each index, or one for all.
+    """
+
+    values: Array
+    maps: tuple[Array | None, ...]
+
+    @property
+    def count(self) -> int:
+        return self.values.size
+
+    def spread(self) -> Array:
+        """The values, as they broadcast to the window."""
+        out = self.values
+        for axis, found in enumerate(self.maps):
+            if found is not None and out.shape[axis] > 1:
+                out = np.take(out, found, axis)
+        return out
+
+
+def _shared(cells: Sequence[Cells]) -> Cells | None:
+    """The finest of several groupings, where all others are that or one for all; None where none is."""
+    finest = max(cells, key=lambda cell: cell.count, default=None)
+    for cell in cells:
+        assert finest is not None
+        for axis, (found, other) in enumerate(zip(cell.maps, finest.maps, strict=True)):
+            if cell.values.shape[axis] == 1:
+                continue
+            if cell.values.shape[axis] != finest.values.shape[axis]:
+                return None
+            if found is not other and (found is None or other is None or not np.array_equal(found, other)):
+                return None
+    return finest
+
+
+def pieces(matrix: Matrix, first: int, last: int, read: Read, dtype: str = "F32") -> Iterator[tuple[int, Array]]:
+    """The values of the elements ``[first, last)``, row after row, as ``(number of the first, values in the dtype)``.
 
     What they need of the members is read once; they are computed a cache's worth at a time.
     """
@@ -278,7 +349,7 @@ def pieces(matrix: Matrix, first: int, last: int, read: Read) -> Iterator[tuple[
             else:
                 count = min(step, left // width) * width
                 window = {along: (low, low + count // width)}
-            yield first, matrix.values({**fixed, **window}, held)
+            yield first, matrix.values({**fixed, **window}, held, dtype)
             first, at = first + count, at + count
             low = at // width
 
@@ -310,15 +381,14 @@ def _inside(inner: Sequence[Bounds], outer: Sequence[Bounds]) -> bool:
     return all(a <= c and d <= b for (c, d), (a, b) in zip(inner, outer, strict=True))
 
 
-def _along(stored: Array, axis: int, entry: Of, bounds: Bounds, groups: Array | None) -> Array:
-    """One stored index for every one of the window along a dimension."""
+def _map(length: int, entry: Of, bounds: Bounds, groups: Array | None) -> Array | None:
+    """The stored index of every one of the window along a dimension; None where it is its own, or there is one."""
     if groups is not None and entry.stored != entry.per:
-        return np.take(stored, groups, axis)
-    if entry.stored == entry.per or stored.shape[axis] == 1:
-        return stored
+        return groups
+    if entry.stored == entry.per or length == 1:
+        return None
     low, high = bounds
-    each = entry.per // entry.stored
-    return np.take(stored, np.arange(low, high) // each - low // entry.per * entry.stored, axis)
+    return np.arange(low, high) // (entry.per // entry.stored) - low // entry.per * entry.stored
 
 
 def _together(scale: Array, whole: Array, power: int) -> Array:

@@ -1,0 +1,125 @@
+"""transformers' distributed checkpoints: torch's sharded safetensors, which ``from_pretrained`` loads at any degree.
+
+``AutoModelForCausalLM.from_pretrained(OUT, distributed_config=DistributedConfig(tp_size=N))`` under torchrun, where N
+need not be the degree of the files. Names are those of the modules in memory, which are not always the checkpoint's:
+loading such files renames nothing and stacks no experts, as loading a checkpoint does.
+
+Source: transformers 5.24 ``distributed/checkpoint.py`` and ``conversion_mapping.py``, torch 2.13
+``distributed/checkpoint/hf_storage.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+from tpshard.errors import DamagedError, UnsupportedError, short
+from tpshard.exporting.enginetable import PLAIN, EngineTable, Entry, Version
+from tpshard.exporting.grid import Grid, Rank
+from tpshard.exporting.parts import Model
+
+ENGINE = "transformers"
+SUMMARY = "torch's sharded safetensors, loaded by transformers with a distributed_config at any degree"
+VERSIONS = (Version("5.24", "loaded by transformers 5.24.0 and torch 2.13 under gloo at the same and at other degrees"),)
+
+PATTERN = re.compile(r"shard-(?P<tp>\d{5})-model-(?P<part>\d{5})-of-\d{5}\.safetensors")
+FIRST = 1
+
+SHARDING = "DCP_SHARDING_INFO"
+OFFSETS = "saved_offsets"
+
+EXPERTS = (
+    Entry("expert_gate expert_up", "{parent}.gate_up_proj", form=PLAIN, kinds=("weight",)),
+    Entry("expert_down", "{parent}.down_proj", form=PLAIN, kinds=("weight",)),
+)
+
+_MIXTRAL = ((".block_sparse_moe.", ".mlp."),)
+_BESIDE_LANGUAGE = (
+    ("^language_model.model.", "model.language_model."),
+    ("^language_model.lm_head.", "lm_head."),
+    ("^vision_tower.", "model.vision_tower."),
+    ("^multi_modal_projector.", "model.multi_modal_projector."),
+    ("^image_newline", "model.image_newline"),
+)
+
+RENAMED: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "AyaVisionForConditionalGeneration": _BESIDE_LANGUAGE,
+    "ExaoneMoeForCausalLM": ((".mlp.e_score_correction_bias", ".mlp.gate.e_score_correction_bias"),),
+    "Ernie4_5_MoeForCausalLM": ((".mlp.moe_statics.", ".mlp.gate.moe_statics."),),
+    "GPTNeoXForCausalLM": (("^embed_out.", "lm_head."),),
+    "Gemma3ForConditionalGeneration": _BESIDE_LANGUAGE,
+    "GotOcr2ForConditionalGeneration": _BESIDE_LANGUAGE,
+    "InternVLForConditionalGeneration": _BESIDE_LANGUAGE,
+    "Lfm3ForCausalLM": ((".self_attn.gate_proj.", ".self_attn.g_proj."),),
+    "LlavaForConditionalGeneration": _BESIDE_LANGUAGE,
+    "LlavaNextForConditionalGeneration": _BESIDE_LANGUAGE,
+    "LlavaNextVideoForConditionalGeneration": _BESIDE_LANGUAGE,
+    "LlavaOnevisionForConditionalGeneration": _BESIDE_LANGUAGE,
+    "MiMoV2FlashForCausalLM": ((".self_attn.attention_sink_bias", ".self_attn.sinks"),),
+    "MiniMaxForCausalLM": _MIXTRAL,
+    "MiniMaxM2ForCausalLM": _MIXTRAL,
+    "Mistral3ForConditionalGeneration": _BESIDE_LANGUAGE,
+    "MixtralForCausalLM": _MIXTRAL,
+    "NemotronHForCausalLM": (("^backbone.", "model."),),
+    "PaliGemmaForConditionalGeneration": _BESIDE_LANGUAGE,
+    "PhimoeForCausalLM": ((".block_sparse_moe.gate.", ".mlp.router."), *_MIXTRAL),
+    "VipLlavaForConditionalGeneration": _BESIDE_LANGUAGE,
+}
+"""What a class calls otherwise in memory than in its checkpoints (a part of transformers' conversion mapping)."""
+
+UNLIKE = frozenset(
+    """
+    AXK1 AXK2 AriaText BailingHybrid Cosmos3Edge Cosmos3Omni DeepseekV4 Dory Flint Fuyu GraniteMoe GraniteMoeHybrid
+    GraniteMoeShared HYV3 HYV4 HrmText Inkling2 Inkling2Loop KimiLinear Kolibri1 Laguna LaraMini OlmoHybrid Qwen4Exp
+    """.split()
+)
+"""Of causal models (without the ending ForCausalLM): those whose other names or fusions in memory are not said here."""
+
+
+def table(model: Model, version: str) -> EngineTable:
+    """What transformers stores of a model: everything, chunked.
+
+    Raises:
+        UnsupportedError: the class has other names in memory than in its checkpoints, and they are not known here.
+    """
+    name = model.architecture
+    if name.removesuffix("ForCausalLM") in UNLIKE:
+        raise UnsupportedError(
+            f"{name} has other names or fusions in memory than in its checkpoints, and transformers loads distributed "
+            "checkpoints by those in memory; they are not known here. Load the checkpoint itself: transformers cuts it "
+            "while loading"
+        )
+    return EngineTable(
+        EXPERTS,
+        file_name,
+        most=(1, 1),
+        rename=RENAMED.get(name, ()),
+        chunked=True,
+        metadata={"format": "pt", "DCP_VERSION": "1.0"},
+        described=described,
+    )
+
+
+def file_name(grid: Grid, rank: Rank, part: int, parts: int) -> str:
+    """``shard-00001-model-00001-of-00001.safetensors``: ranks and parts are counted from 1."""
+    return f"shard-{rank.tp + 1:05d}-model-{part + 1:05d}-of-{parts:05d}.safetensors"
+
+
+def described(origins: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+    """Where every tensor of a file begins in the whole one: torch takes the sizes from that and the shapes."""
+    return {SHARDING: json.dumps({name: {OFFSETS: list(origin)} for name, origin in origins.items()})}
+
+
+def origins_of(metadata: Mapping[str, str], file: str) -> dict[str, tuple[int, ...]]:
+    """What :func:`described` wrote.
+
+    Raises:
+        DamagedError: it is missing or something else.
+    """
+    try:
+        found = json.loads(metadata[SHARDING])
+        return {name: tuple(int(at) for at in told[OFFSETS]) for name, told in found.items()}
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+        told = f"{SHARDING!r} does not say where its tensors begin"
+        raise DamagedError(f"{short(file)}: {told}; it is no shard of a distributed checkpoint, or damaged") from None
