@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -140,19 +140,29 @@ def write_model(directory: Path, method: str, elements: int) -> list[Arrays]:
     return matrices
 
 
-def seconds(run: Callable[[], Any]) -> float:
-    """How long a run takes."""
-    began = time.perf_counter()
+class Pairs(NamedTuple):
+    """Medians over pairs: wall seconds of both sides, and the ratios of wall and of processor time."""
+
+    one: float
+    other: float
+    wall: float
+    cpu: float
+
+
+def seconds(run: Callable[[], Any]) -> tuple[float, float]:
+    """How long a run takes by the clock, and how much of the processors."""
+    began, used = time.perf_counter(), time.process_time()
     run()
-    return time.perf_counter() - began
+    return time.perf_counter() - began, time.process_time() - used
 
 
-def paired(one: Callable[[], Any], other: Callable[[], Any], pairs: int) -> tuple[float, float, float]:
-    """Median seconds of both, and the median of their ratios; run in turn, after one of each that does not count."""
+def paired(one: Callable[[], Any], other: Callable[[], Any], pairs: int) -> Pairs:
+    """Both sides in turn, after one run of each that does not count."""
     one(), other()
-    found = [(seconds(one), seconds(other)) for _ in range(pairs)]
-    firsts, seconds_ = zip(*found, strict=True)
-    return statistics.median(firsts), statistics.median(seconds_), statistics.median(a / b for a, b in found)
+    found = [(*seconds(one), *seconds(other)) for _ in range(pairs)]
+    walls, cpus = [a / b for a, _, b, _ in found], [a / b for _, a, _, b in found]
+    medians = [statistics.median(column) for column in zip(*found, strict=True)]
+    return Pairs(medians[0], medians[2], statistics.median(walls), statistics.median(cpus))
 
 
 def main() -> None:
@@ -180,12 +190,16 @@ def main() -> None:
                 for parts in matrices:
                     in_numpy(parts)
 
-            split, copied, ratio = paired(cut, copy, arguments.pairs)
-            print(f"{method}: split {split:.2f} s, {ratio:.2f} x cp ({copied:.2f} s)", flush=True)
-            own, values, ratio = paired(formula, lambda cut=cut: cut(dequantize="bf16"), arguments.pairs)
+            split = paired(cut, copy, arguments.pairs)
             print(
-                f"{method}: {count / values / 1e6:.0f} million values a second dequantised and written, "
-                f"{ratio:.2f} x the speed of numpy's formula ({count / own / 1e6:.0f} million)", flush=True,
+                f"{method}: split {split.one:.2f} s, {split.wall:.2f} x cp ({split.other:.2f} s); {split.cpu:.2f} by "
+                "processor time", flush=True,
+            )  # fmt: skip
+            values = paired(formula, lambda cut=cut: cut(dequantize="bf16"), arguments.pairs)
+            print(
+                f"{method}: {count / values.other / 1e6:.0f} million values a second dequantised and written, "
+                f"{values.wall:.2f} x the speed of numpy's formula ({count / values.one / 1e6:.0f} million); "
+                f"{values.cpu:.2f} by processor time", flush=True,
             )  # fmt: skip
             shutil.rmtree(root)
 

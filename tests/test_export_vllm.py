@@ -242,6 +242,27 @@ def test_from_shards_of_any_degree_and_from_other_degrees_of_its_own(tmp_path: P
         assert {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} == direct
 
 
+def test_the_names_of_an_earlier_version(tmp_path: Path) -> None:
+    """0.11 kept experts one module up and attention's scales out of the state; its files know no stages."""
+    source, tensors = models.qwen3_moe(tmp_path / "hf")
+    export(source, tmp_path / "new", "vllm", 2)
+    export(source, tmp_path / "old", "vllm@0.11", 2)
+    new, old = (read_all(tmp_path / name)["model-rank-1-part-0.safetensors"] for name in ("new", "old"))
+    renamed = {
+        name.replace("routed_experts.", "").replace("experts.gate", "gate"): value
+        for name, value in new.items() if not name.endswith("_scale")
+    }  # fmt: skip
+    require_same(old, renamed)
+    merge_engine(tmp_path / "old", tmp_path / "back", engine="vllm@0.11")
+    require_same(read_all(tmp_path / "back")["model.safetensors"], tensors)
+    merge_engine(tmp_path / "old", tmp_path / "found")  # by its names alone
+    assert verify_engine(tmp_path / "old", against=source).passed
+    with pytest.raises(UnsupportedError, match="no --pp 2"):
+        export(source, tmp_path / "out", "vllm@0.11", 2, pp_size=2)
+    with pytest.raises(DamagedError, match=r"missing|does not have"):
+        merge_engine(tmp_path / "old", tmp_path / "wrong", engine="vllm@0.33")
+
+
 def test_parts_of_a_rank(tmp_path: Path) -> None:
     source, tensors = models.llama(tmp_path / "hf")
     report = export(source, tmp_path / "out", "vllm", 2, max_file_bytes=8192)

@@ -142,6 +142,19 @@ def test_a_small_config_keeps_what_decides_the_cut(
     assert set(small["layer_types"]) == set(config["layer_types"])
 
 
+@settings(max_examples=100, deadline=None)
+@given(hidden=st.integers(1, 10000), expand=st.integers(1, 16), tp_size=st.integers(1, 64))
+def test_a_small_state_space_keeps_as_many_channels_as_its_hidden_size_is_widened_to(
+    hidden: int, expand: int, tp_size: int
+) -> None:
+    config = {"hidden_size": hidden, "expand": expand, "intermediate_size": expand * hidden, "num_hidden_layers": 64}
+    small = shrunk(config, tp_size)
+    assert small["intermediate_size"] == expand * small["hidden_size"]
+    assert small["intermediate_size"] % tp_size == expand * hidden % tp_size
+    assert small["intermediate_size"] >= min(tp_size, expand * hidden)
+    assert small["hidden_size"] <= min(hidden, 8 * tp_size)
+
+
 def test_a_small_deepseek_v3_keeps_its_kinds_of_layers_groups_and_expert_order() -> None:
     config = {
         "hidden_size": 7168, "num_attention_heads": 128, "num_key_value_heads": 128, "q_lora_rank": 1536,
@@ -187,12 +200,14 @@ def test_a_small_deepseek_v3_keeps_its_kinds_of_layers_groups_and_expert_order()
             ),
             4,
         ),
+        # channels that are the hidden size widened
+        (lambda T: T.MambaConfig(hidden_size=2560, architectures=["MambaForCausalLM"]), 3),
         # 25 heads on 4 ranks
         (lambda T: T.GPT2Config(n_embd=1600, n_head=25, n_layer=48, architectures=["GPT2LMHeadModel"]), 4),
         pytest.param(lambda T: T.DeepseekV3Config(architectures=["DeepseekV3ForCausalLM"]), 8, marks=pytest.mark.slow),
         pytest.param(lambda T: T.GPTNeoXConfig(architectures=["GPTNeoXForCausalLM"]), 6, marks=pytest.mark.slow),
     ],
-    ids=["phi-3 128k", "gpt-2 xl", "deepseek v3", "gpt-neox 20b"],
+    ids=["phi-3 128k", "mamba 2.8b", "gpt-2 xl", "deepseek v3", "gpt-neox 20b"],
 )
 def test_models_as_they_are_released_have_a_twin(config: Any, tp_size: int) -> None:
     """From the configs alone: 671 billion parameters or few."""
@@ -201,7 +216,11 @@ def test_models_as_they_are_released_have_a_twin(config: Any, tp_size: int) -> N
     values = json.loads(config(transformers).to_json_string())
     trial = twins._try(shrunk(values, tp_size), tp_size, False)
     assert trial.ran
-    assert trial.problems == {LOCAL: "", ZERO_PAD: ""}
+    assert trial.problems[ZERO_PAD] == ""
+    if values["model_type"] == "mamba":
+        assert "state-space" in trial.problems[LOCAL]
+    else:
+        assert trial.problems[LOCAL] == ""
 
 
 def test_the_first_layers_of_a_config() -> None:

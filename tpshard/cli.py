@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from .cliderive import derive
-from .cliexport import export, is_engines, source_engine_option
+from .cliexport import export, source_engine_option
 from .cliparts import (
     F,
     drop_stdout,
@@ -163,6 +163,10 @@ def split(
     gates_file: str | None, keep_failed: bool, card: bool, as_json: bool, **moving: Any,
 ) -> None:  # fmt: skip
     """Cut the checkpoint SRC (a directory or hub id[@revision]) into one file a rank."""
+    from .exporting.sources import is_engines
+
+    if base is None and is_engines(source):
+        raise UsageError(f"{source} holds an engine's files; cut them anew with: tpshard reshard {source} OUT --tp N")
     options = options_of(moving, algorithm="" if digest == "none" else digest)
     how: dict[str, Any] = {
         "even": even, "copy_unknown": copy_unknown, "max_file_bytes": max_file_size or 0, "base": base,
@@ -218,6 +222,8 @@ def reshard(
         words = tuple(word for word in words if word not in arrows)
     if len(words) != 2 or tp_size is None:
         raise UsageError("reshard takes a source, an output and a degree: tpshard reshard SRC OUT --tp 4")
+    from .exporting.sources import is_engines
+
     if is_engines(words[0], source_engine):
         from .exporting.native import reshard_engine
 
@@ -274,6 +280,8 @@ def merge(
 
     SRC may be an engine's directory: its tensors are then packed into new files.
     """
+    from .exporting.sources import is_engines
+
     if is_engines(shards, source_engine):
         from .exporting.merging import merge_engine
 

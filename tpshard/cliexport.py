@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import click
@@ -16,19 +15,6 @@ def source_engine_option(function: F) -> F:
     return click.option(
         "--from", "source_engine", metavar="NAME[@VERSION]", help="The engine whose directory SRC is."
     )(function)  # fmt: skip
-
-
-def is_engines(path: str, engine: str | None) -> bool:
-    """Whether a directory is to be read as an engine's: one was named, or its files' names say so."""
-    if engine is not None:
-        return True
-    from .shards import is_shards
-
-    if not os.path.isdir(path) or is_shards(path):
-        return False
-    from .exporting.reading import looks_like
-
-    return bool(looks_like(path))
 
 
 @click.command()

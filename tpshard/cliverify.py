@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .cliexport import is_engines
 from .cliparts import F, json_option, options_of, say, show, size
 from .errors import UsageError
 from .launch import reports
@@ -148,6 +147,8 @@ def verify(
     settings = settings_of(gates_file, compute=compute, mode=mode, tokens=tokens, min_coverage=min_coverage)
     stored = None if baseline is None else baselines.read_baseline(baseline)
     options = options_of({"threads": threads, "max_memory": max_memory})
+    from .exporting.sources import is_engines
+
     if is_engines(shards, engine):
         from .exporting.checking import verify_engine
 

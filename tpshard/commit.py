@@ -100,10 +100,14 @@ class Staging:
             self._check()
             return
         resumable = self._resume and self._has_journal()
-        if recover(self._folder.path, self.out, self._note) and resumable:
-            self.published = True
-            return
+        published = recover(self._folder.path, self.out, self._note)
         if resumable:
+            self.published = published
+            if not published:
+                self._check()
+            return
+        if published:
+            self._folder.clear()
             self._check()
             return
         pid = self._folder.owner()[0]

@@ -40,6 +40,7 @@ DTYPES: Mapping[str, tuple[str, str]] = {
 }  # fmt: skip
 """Words of the command line: the dtype in safetensors, and as config.json names it."""
 
+TILE = 8 << 20  # bytes: values of a few outputs are strewn over all of GPTQ's and AWQ's rows, which are inputs
 _CONFIGS = ("quantization_config", "compression_config")
 _ABOUT = frozenset({"quantize_config.json", "quant_config.json", "hf_quant_config.json", "quantization_config.json"})
 
@@ -75,7 +76,7 @@ class Dequantised:
             job, root=source.root, files=[source.root / file.name for file in source.files],
             sides={side.path: side.size for side in source.side_files},
             small={**{name: len(data) for name, data in self.small.items()}, **job.small}, expected={},
-            opened=self.opened,
+            opened=self.opened, tile_bytes=TILE,
         )  # fmt: skip
 
 

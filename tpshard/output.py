@@ -53,6 +53,7 @@ class Job:
         ending: called when all tensors and side files are written; checks them, and says what remains.
         expected: promised digests by the number of the plan's read.
         opened: makes the files that are read and written; sources may be computed.
+        tile_bytes: the tile to move by where no bound of memory is given; None for the usual one.
     """
 
     plan: Plan
@@ -64,6 +65,7 @@ class Job:
     ending: Callable[[Outcome, tuple[SideFile, ...]], Ending]
     expected: Mapping[int, str] = field(default_factory=dict)
     opened: Callable[[Sequence[Path], Sequence[bool]], OpenFiles] = OpenFiles
+    tile_bytes: int | None = None
 
 
 def make(job: Job, output: Path, report: Conversion, options: Options) -> Conversion:
@@ -178,7 +180,7 @@ def _move(job: Job, staging: Path, journal: Journal | None, kept: Kept, options:
             job.files,
             targets,
             threads=threads,
-            tile_bytes=tile,
+            tile_bytes=tile or job.tile_bytes,
             algorithm=job.algorithm or None,
             expected=job.expected,
             progress=progress,

@@ -86,13 +86,14 @@ class StageFolder:
             return 0, ""
 
     def clear(self) -> None:
-        """Empty it but for the mark: the journal and the manifest first, so that what a kill leaves is no output."""
-        output = self.path / OUTPUT
-        for first in (self.path / JOURNAL, output / _MANIFEST, self.path / _MANIFEST):
-            first.unlink(missing_ok=True)
-        for name in os.listdir(self.path):
-            if name != MARK:
-                remove_tree(self.path / name)
+        """Empty it but for the mark: manifests first, so that what a kill leaves is no output; small files last."""
+        names = [name for name in os.listdir(self.path) if name != MARK]
+        folders = [name for name in names if _is_folder(self.path / name)]
+        for name in folders:
+            os.chmod(self.path / name, 0o700)
+            (self.path / name / _MANIFEST).unlink(missing_ok=True)
+        for name in [*folders, *sorted(set(names) - set(folders))]:
+            remove_tree(self.path / name)
 
     def remove(self) -> None:
         """Delete it; a note where it cannot be."""
@@ -153,11 +154,15 @@ class StageFolder:
 
 def remove_tree(path: Path) -> None:
     """Delete a file or a directory with all that it holds, whatever the modes below it; links are not followed."""
-    if path.is_dir() and not path.is_symlink():
+    if _is_folder(path):
         _open_up(path)
         shutil.rmtree(path)
     else:
         path.unlink()
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def _open_up(folder: Path) -> None:

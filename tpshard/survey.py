@@ -51,6 +51,10 @@ def inspect(
         return _of_shards(path, open_shards(path))
     if base is None and is_adapter(path):
         return _of_adapter(path)
+    from .exporting.sources import is_engines
+
+    if base is None and is_engines(path):
+        return _of_engine(path)
     return _of_checkpoint(path, open_given(path, base=base, copy_unknown=copy_unknown))
 
 
@@ -88,6 +92,22 @@ def _of_shards(path: str | os.PathLike[str], shards: Shards) -> Survey:
     survey.files = [file.name for file in manifest.files]
     survey.aliases = dict(manifest.aliases)
     survey.degrees = [_degree(manifest.tp_size, axes, bytes_by_rank(shards.placed), survey.bytes)]
+    return survey
+
+
+def _of_engine(path: str | os.PathLike[str]) -> Survey:
+    """What can be told of an engine's directory: the model in it; its degrees are those of the checkpoint."""
+    from .exporting.reading import open_engine
+
+    given = open_engine(path)
+    matched = given.model.matched
+    notes = {name: Note(rule.role, rule.note) for name, rule in matched.rules.items()}
+    axes = axes_of(matched.dims)
+    survey = _survey(str(path), given.what, given.model.family, given.model.tensors, axes, notes)
+    survey.model_type = given.model.config.model_type
+    survey.tp_size = given.tp_size
+    survey.files = [file.name for file in given.files]
+    survey.left_out, survey.warnings = list(given.left_out), list(given.warnings)
     return survey
 
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Sequence
 
 from tpshard.errors import UnsupportedError
-from tpshard.exporting.enginetable import WHOLE, Constant, EngineTable, Entry, Version
+from tpshard.exporting.enginetable import CUT, OWN, WHOLE, Constant, EngineTable, Entry, Version
 from tpshard.exporting.grid import Grid, Rank
 from tpshard.exporting.parts import Model, Part
 from tpshard.intervals import Bounds
@@ -23,39 +24,46 @@ SUMMARY = "serving: sharded_state, loaded with --load-format sharded_state"
 VERSIONS = (
     Version("0.33", "names, shapes and bytes against vLLM 0.33.0's own loaders on a CPU"),
     Version("0.32", "names and shapes against vLLM 0.32.0's own loaders on a CPU"),
+    Version("0.11", "read in the source of 0.11.0, not run; without pipeline stages"),
 )
 
 PATTERN = re.compile(r"model-(?:rank|pp-(?P<pp>\d{1,4})-tp)-(?P<tp>\d{1,4})-part-\d{1,5}\.safetensors")
 ONE = struct.pack("<f", 1.0)
-SCALES = tuple(f"_{name}_scale" for name in ("k", "v", "q", "prob"))
-
-
-def _scales(at: str) -> tuple[Constant, ...]:
-    """Buffers that every attention layer has, quantised or not."""
-    return tuple(Constant(f"{at}.{name}", "F32", ONE) for name in SCALES)
-
-
-ATTENTION = _scales("{parent}.attn")
-
-LLAMA = (
-    Entry("q k v", "{parent}.qkv_proj.{kind}", fused="{module}.{kind}", beside=ATTENTION),
-    Entry("gate up", "{parent}.gate_up_proj.{kind}", fused="{module}.{kind}"),
-)
-LATENT = (
-    Entry("q_a kv_a", "{parent}.fused_qkv_a_proj.{kind}", form=WHOLE, needs="q_a"),
-    Entry("norm q_a_layernorm", "{parent}.mla_attn.q_a_layernorm.{kind}", needs="kv_a"),
-    Entry("q_b", "{parent}.mla_attn.q_b_proj.{kind}", needs="kv_a"),
-    Entry("q", "{parent}.mla_attn.q_proj.{kind}", needs="kv_a"),
-    Entry("o", "{parent}.mla_attn.o_proj.{kind}", needs="kv_a", beside=_scales("{parent}.mla_attn.mla_attn")),
-)
+SCALES = tuple(f"_{name}_scale" for name in ("k", "v", "q", "prob"))  # buffers of every attention layer since 0.12
 SHARED = "{outer}.experts._shared_experts._layer"
-EXPERTS = (
-    Entry("expert_gate expert_up", "{parent}.routed_experts.w13_{kind}"),
-    Entry("expert_down", "{parent}.routed_experts.w2_{kind}"),
-    Entry("shared_gate shared_up", f"{SHARED}.gate_up_proj.{{kind}}"),
-    Entry("shared_down", f"{SHARED}.down_proj.{{kind}}"),
-    Entry("shared_router", "{parent}.experts._shared_experts._layer.expert_gate.{kind}", form=WHOLE),
-)
+
+
+def _attention(scales: Sequence[str], form: str = CUT) -> tuple[Entry, ...]:
+    beside = tuple(Constant(f"{{parent}}.attn.{name}", "F32", ONE) for name in scales)
+    return (
+        Entry("q k v", "{parent}.qkv_proj.{kind}", fused="{module}.{kind}", form=form, beside=beside),
+        Entry("gate up", "{parent}.gate_up_proj.{kind}", fused="{module}.{kind}"),
+    )
+
+
+def _latent(scales: Sequence[str]) -> tuple[Entry, ...]:
+    beside = tuple(Constant(f"{{parent}}.mla_attn.mla_attn.{name}", "F32", ONE) for name in scales)
+    return (
+        Entry("q_a kv_a", "{parent}.fused_qkv_a_proj.{kind}", form=WHOLE, needs="q_a"),
+        Entry("norm q_a_layernorm", "{parent}.mla_attn.q_a_layernorm.{kind}"),
+        Entry("q_b", "{parent}.mla_attn.q_b_proj.{kind}"),
+        Entry("q", "{parent}.mla_attn.q_proj.{kind}"),
+        Entry("o", "{parent}.mla_attn.o_proj.{kind}", beside=beside),
+    )
+
+
+def _mixture(router: str, bank: str) -> tuple[Entry, ...]:
+    return (
+        Entry("router", f"{{parent}}.{router}.{{kind}}", form=WHOLE),
+        Entry("router", f"{{outer}}.{router}.{{leaf}}", kinds=("",), form=WHOLE),  # its correction
+        Entry("expert_gate expert_up", f"{{parent}}.{bank}w13_{{kind}}"),
+        Entry("expert_down", f"{{parent}}.{bank}w2_{{kind}}"),
+        Entry("shared_gate shared_up", f"{SHARED}.gate_up_proj.{{kind}}"),
+        Entry("shared_down", f"{SHARED}.down_proj.{{kind}}"),
+        Entry("shared_router", "{parent}.experts._shared_experts._layer.expert_gate.{kind}", form=WHOLE),
+    )
+
+
 REST = (Entry("head", "lm_head.{kind}"), Entry("*", "{own}", kinds=("weight", "bias", "")))
 
 GATE_INSIDE, GATE_BESIDE = "experts.gate", "gate"  # where the class registers its router first in the alphabet
@@ -74,6 +82,9 @@ RENAMED = {
 }
 """What a class calls otherwise than the checkpoint."""
 
+IN_TRANSFORMERS = frozenset({"GPTNeoXForCausalLM"})
+"""Classes that vLLM runs by transformers' own code: a fused matrix stays in the checkpoint's order."""
+
 HEAD_IS_EMBEDDING = frozenset({"Gemma2ForCausalLM", "GemmaForCausalLM", "CohereForCausalLM", "Cohere2ForCausalLM"})
 """Classes without a head of their own: they look tokens up backwards in the embedding."""
 
@@ -86,21 +97,33 @@ CHECKED = frozenset(
 """Classes whose names and bytes were compared with the loader's."""
 
 
+READ = frozenset(
+    {
+        "LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM",
+        "Qwen3MoeForCausalLM",
+    }
+)  # fmt: skip
+"""Classes whose names were read in the source of 0.11."""
+
+
 def table(model: Model, version: str) -> EngineTable:
     """What vLLM stores of a model.
 
     Raises:
         UnsupportedError: the names that the model's class has are not known.
     """
-    name = model.architecture
-    if name not in CHECKED:
+    name, is_old = model.architecture, version == "0.11"
+    known = READ if is_old else CHECKED
+    if name not in known:
         raise UnsupportedError(
-            f"vLLM's names for {name or 'a model without architectures in config.json'} are not known; those of "
-            f"{', '.join(sorted(CHECKED))} are"
+            f"vLLM {version}'s names for {name or 'a model without architectures in config.json'} are not known; those "
+            f"of {', '.join(sorted(known))} are"
         )
-    entries = [*(LATENT if "kv_a" in model.words else ()), *LLAMA]
+    scales = () if is_old else SCALES
+    attention = _attention(scales, OWN if name in IN_TRANSFORMERS else CUT)
+    entries = [*(_latent(scales) if "kv_a" in model.words else ()), *attention]
     if "router" in model.words:
-        entries += _mixture(name)
+        entries += _mixture(GATE_BESIDE, "") if is_old else _mixture(ROUTERS[name], "routed_experts.")
     return EngineTable(
         (*entries, *REST),
         file_name,
@@ -111,16 +134,7 @@ def table(model: Model, version: str) -> EngineTable:
         drop=lambda part: _dropped(part, model),
         rename=RENAMED.get(name, ()),
         part_bytes=5 << 30,
-        metadata={"format": "pt"},
-    )
-
-
-def _mixture(name: str) -> tuple[Entry, ...]:
-    at = ROUTERS[name]
-    return (
-        Entry("router", f"{{parent}}.{at}.{{kind}}", form=WHOLE),
-        Entry("router", f"{{outer}}.{at}.{{leaf}}", kinds=("",), form=WHOLE),  # the correction for the choice of experts
-        *EXPERTS,
+        most=(1 if is_old else None, None),
     )
 
 

@@ -9,6 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 # fmt: off
+_SEAMLESS = {
+    "feature_projection_input_dim": 16, "speech_encoder_layers": 2, "speech_encoder_attention_heads": 8,
+    "speech_encoder_intermediate_size": 96, "t2u_encoder_layers": 2, "t2u_decoder_layers": 2, "t2u_encoder_ffn_dim": 80,
+    "t2u_decoder_ffn_dim": 112, "t2u_encoder_attention_heads": 8, "t2u_decoder_attention_heads": 8,
+    "t2u_vocab_size": 90, "t2u_pad_token_id": 1, "t2u_bos_token_id": 0, "t2u_eos_token_id": 2,
+    "t2u_decoder_start_token_id": 2, "unit_hifi_gan_vocab_size": 60, "unit_embed_dim": 40, "lang_embed_dim": 12,
+    "spkr_embed_dim": 12, "upsample_initial_channel": 64, "vocoder_num_spkrs": 5,
+}
 RECIPES: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 2, "first_k_dense_replace": 1, "num_hidden_layers": 3},
     "deepseek_v3": {"first_k_dense_replace": 1, "num_hidden_layers": 2},
@@ -250,7 +258,8 @@ RECIPES: dict[str, dict[str, Any]] = {
     "vibevoice_acoustic_tokenizer": {"num_filters": 4, "downsampling_ratios": [2, 2], "depths": [1, 1, 1],
                                      "decoder_depths": [1, 1, 1], "hidden_size": 16},
     "speech_to_text": {"input_feat_per_channel": 16, "conv_channels": 32, "input_channels": 1},
-    "seamless_m4t": {"feature_projection_input_dim": 16}, "seamless_m4t_v2": {"feature_projection_input_dim": 16},
+    "seamless_m4t": _SEAMLESS, "seamless_m4t_v2": _SEAMLESS | {
+        "t2u_variance_predictor_embed_dim": 64, "t2u_variance_predictor_hidden_dim": 24, "char_vocab_size": 50},
     "kosmos_2_text_model": {},
     "idefics": {"additional_vocab_size": 4, "use_resampler": False, "cross_layer_interval": 1},
     "blt": {"vocab_size": 260, "encoder_hash_byte_group_size": [3, 4], "encoder_hash_byte_group_vocab": 61,

@@ -10,7 +10,7 @@ from tpshard.accounting import bytes_by_rank
 from tpshard.errors import DamagedError, UnsupportedError, UsageError
 from tpshard.execute import execute
 from tpshard.options import DEFAULTS, Options, move_settings
-from tpshard.planning import build_plan
+from tpshard.planning import Placed, build_plan
 from tpshard.reports import Finding, Verification
 from tpshard.verdicts import FAILED, PASSED, LevelVerdict
 
@@ -74,6 +74,16 @@ def verify_engine(
     return report
 
 
+def _require_same(mine: Placed, theirs: Placed, against: str) -> None:
+    """Raise DamagedError where the source has another tensor of a name, or none."""
+    for name, tensor in mine.layout.tensors.items():
+        there = theirs.layout.tensors.get(name)
+        if there != tensor:
+            held = f"{tensor.dtype} {list(tensor.shape)}"
+            other = "absent" if there is None else f"{there.dtype} {list(there.shape)}"
+            raise DamagedError(f"{name} is {held} in the engine's files and {other} in {against}")
+
+
 def _verdict(level: str, findings: Sequence[Finding], began: float) -> LevelVerdict:
     verdict = FAILED if findings else PASSED
     return LevelVerdict(level, verdict, findings=list(findings), seconds=time.perf_counter() - began)
@@ -81,9 +91,9 @@ def _verdict(level: str, findings: Sequence[Finding], began: float) -> LevelVerd
 
 def _bytes(given: Given, against: str | os.PathLike[str], report: Verification, options: Options) -> None:
     other = open_any(against)
-    assert given.holding is not None
     try:  # as the source spells its tensors, which the engine's files do not tell
-        mine = given.holding(other.model)
+        mine = given.placed if given.holding is None else given.holding(other.model)
+        _require_same(mine, other.placed, str(against))
     except (DamagedError, UnsupportedError) as error:
         report.findings.append(Finding("bytes", str(against), "", f"{against} is not the source: {error}"))
         return

@@ -9,14 +9,15 @@ Source: torch ``distributed/checkpoint/_dedup_save_plans.py`` (what is stored on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
-from tpshard.errors import UnsupportedError, short
+from tpshard.errors import DamagedError, UnsupportedError, short
 from tpshard.header import tensor_nbytes
-from tpshard.intervals import Run, Runs, whole
-from tpshard.layout import Layout, Piece, Stored, cut, held_by
+from tpshard.intervals import Bounds, Run, Runs
+from tpshard.layout import Cut, Layout, Piece, Stored, cut, held_by
 from tpshard.matching import Logical
 from tpshard.partition import interned
 from tpshard.table import placeholders, template_of
@@ -25,6 +26,12 @@ from .arrange import Arranged, Shapes
 from .enginetable import EngineTable, Entry
 from .grid import Grid
 from .parts import Model
+
+Rectangle = tuple[Bounds, ...]
+"""The indices ``[start, stop)`` of every dimension."""
+
+Rectangles = Mapping[str, Sequence["Rectangle | None"]]
+"""By name and rank what files hold, None where the rank's have nothing of it."""
 
 Origins = tuple["tuple[int, ...] | None", ...]
 """By rank the indices in the whole tensor at which its rectangle begins, None where it has none."""
@@ -46,40 +53,72 @@ class _Member(NamedTuple):
     tensor: Logical
 
 
-def arrange_chunks(model: Model, table: EngineTable, grid: Grid, engine: str) -> Arranged:
+def arrange_chunks(
+    model: Model, table: EngineTable, grid: Grid, engine: str, rectangles: Rectangles | None = None
+) -> Arranged:
     """Lay a model out in chunks: every tensor under its own name, matrices of single experts stacked by the entries.
+
+    ``rectangles`` are those of files that exist, by name; without them they are chunks, each on one rank.
 
     Raises:
         UnsupportedError: a tensor is of no rule, of a quantised matrix, or an expert's without an entry.
+        DamagedError: files that exist lack a tensor or have it in another shape.
     """
+    chunks = _Chunks(len(grid.ranks), rectangles)
     boxes: list[_Box] = []
     stacks: dict[str, tuple[Entry, list[_Member]]] = {}
     for tensor in model.tensors:
         rule = model.matched.rules.get(tensor.name)
         if rule is None:
-            raise UnsupportedError(f"{short(tensor.name)}: no rule of the table knows this tensor, so its cut is unknown")
+            raise UnsupportedError(f"{short(tensor.name)}: no rule of the table knows it, so its cut is unknown")
         if ":" in rule.role:
             raise UnsupportedError(
                 f"{short(tensor.name)} is part of a quantised matrix, and {engine} loads no quantised model from files "
                 "like these; 'tpshard split --dequantize bf16' and 'tpshard merge' make one that it does"
             )
-        if "{expert}" in rule.name and table.entries:
+        if "{expert}" in rule.name:
             numbers = dict(zip(placeholders(rule.name), template_of(tensor.name)[1], strict=False))
             name, entry, word = _stack_of(tensor, rule.role, numbers["{expert}"], table, engine)
             stacks.setdefault(name, (entry, []))[1].append(_Member(numbers["{expert}"], word, tensor))
         else:
-            boxes.append(_box(table.renamed(tensor.name), tensor, model, grid))
-    boxes += [_stacked(name, entry, members, model, grid, engine) for name, (entry, members) in stacks.items()]
+            boxes.append(_box(table.renamed(tensor.name), tensor, model, chunks))
+    boxes += [_stacked(name, entry, members, model, chunks, engine) for name, (entry, members) in stacks.items()]
     by_name = {tensor.name: tensor for tensor in model.tensors}
     for alias, target in model.matched.aliases.items():
-        boxes.append(_box(table.renamed(alias), by_name[target], model, grid))
-    boxes = _once(sorted(boxes, key=lambda box: box.stored.name), len(grid.ranks))
-    layout = Layout(len(grid.ranks), by_name, tuple(box.stored for box in boxes))
+        if rectangles is None or table.renamed(alias) in rectangles:
+            boxes.append(_box(table.renamed(alias), by_name[target], model, chunks))
+    boxes.sort(key=lambda box: box.stored.name)
+    if rectangles is None:
+        boxes = _once(boxes, chunks.ranks)
+    layout = Layout(chunks.ranks, by_name, tuple(box.stored for box in boxes))
     shapes = tuple(box.shapes for box in boxes)
     return Arranged(grid, layout, shapes, (), {}, tuple(box.origins for box in boxes))
 
 
-def chunk(extent: int, rank: int, ranks: int) -> tuple[int, int]:
+@dataclass(frozen=True)
+class _Chunks:
+    """Which rectangle of a box every rank stores."""
+
+    ranks: int
+    rectangles: Rectangles | None
+
+    def of(self, name: str, shape: tuple[int, ...], at: int | None) -> list[Rectangle]:
+        """By rank the indices ``[start, stop)`` of every dimension, chunked along ``at``; raises as its caller."""
+        if self.rectangles is None:
+            return [
+                tuple(chunk(extent, rank, self.ranks) if d == at else (0, extent) for d, extent in enumerate(shape))
+                for rank in range(self.ranks)
+            ]
+        found = self.rectangles.get(name)
+        if found is None:
+            raise DamagedError(f"{short(name)} is missing from the files; copy them again")
+        stop = tuple(max(ends) for ends in zip(*[[end for _, end in one] for one in found if one], strict=True))
+        if stop != shape:
+            raise DamagedError(f"the files hold {short(name)} as {list(stop)} where the model has it as {list(shape)}")
+        return [one or ((0, 0),) * len(shape) for one in found]
+
+
+def chunk(extent: int, rank: int, ranks: int) -> Bounds:
     """The indices ``[start, stop)`` of a rank's chunk as ``torch.chunk`` makes them; the last ranks may have none."""
     each = -(-extent // ranks)
     return min(rank * each, extent), min((rank + 1) * each, extent)
@@ -95,20 +134,23 @@ def _chunked_dim(tensor: Logical, model: Model) -> int | None:
     return next((d for d, dim in enumerate(dims) if dim.axes and dim.extent), None)
 
 
-def _box(name: str, tensor: Logical, model: Model, grid: Grid) -> _Box:
+def _box(name: str, tensor: Logical, model: Model, chunks: _Chunks) -> _Box:
     """A tensor by itself."""
-    ranks, at = len(grid.ranks), _chunked_dim(tensor, model)
-    dims, origins = [], [[0] * len(tensor.shape) for _ in range(ranks)]
-    for d, extent in enumerate(tensor.shape):
-        bounds = [chunk(extent, rank, ranks) if d == at else (0, extent) for rank in range(ranks)]
-        dims.append(interned(extent, tuple(_runs(*bound) for bound in bounds)))
-        for rank, (start, _) in enumerate(bounds):
-            origins[rank][d] = start
-    stored = Stored(name, tensor.dtype, (Piece(tensor.name, cut(tuple(dims), ranks)),))
-    shapes = stored.shapes
-    return _Box(
-        stored, shapes, tuple(tuple(o) if s is not None else None for o, s in zip(origins, shapes, strict=True))
+    rectangles = chunks.of(name, tensor.shape, _chunked_dim(tensor, model))
+    dims = [
+        interned(extent, tuple(_runs(*rectangle[d]) for rectangle in rectangles))
+        for d, extent in enumerate(tensor.shape)
+    ]
+    stored = Stored(name, tensor.dtype, (Piece(tensor.name, cut(tuple(dims), chunks.ranks)),))
+    return _described(stored, stored.shapes, rectangles)
+
+
+def _described(stored: Stored, shapes: Shapes, rectangles: Sequence[Rectangle]) -> _Box:
+    origins = tuple(
+        None if shape is None else tuple(start for start, _ in rectangle)
+        for shape, rectangle in zip(shapes, rectangles, strict=True)
     )
+    return _Box(stored, shapes, origins)
 
 
 # -- experts ------------------------------------------------------------------------------------------
@@ -129,46 +171,49 @@ def _stack_of(tensor: Logical, role: str, expert: int, table: EngineTable, engin
     )
 
 
-def _stacked(name: str, entry: Entry, members: list[_Member], model: Model, grid: Grid, engine: str) -> _Box:
+def _stacked(
+    name: str, entry: Entry, members: list[_Member], model: Model, chunks: _Chunks, engine: str
+) -> _Box:  # fmt: skip
     """Matrices of all experts as one box ``[expert, rows of all words, columns]``.
 
     With several words the rows of an expert, word after word, are chunked; with one the dimension that the family cuts.
     """
     members.sort(key=lambda member: member[:2])
-    experts = sorted({member.expert for member in members})
-    due = [(expert, word) for expert in range(len(experts)) for word in range(len(entry.order))]
+    words = len(entry.order)
+    due = [(expert, word) for expert in range(len(members) // words) for word in range(words)]
     if [member[:2] for member in members] != due:
         raise UnsupportedError(
             f"{engine} stores {short(name)} of {', '.join(entry.order)} of all experts in one tensor; the checkpoint "
-            f"has {len(members)} of {len(due)} of them"
+            f"has {len(members)} matrices for it, which are not {words} of every expert"
         )
     if len({(member.tensor.dtype, member.tensor.shape[1:]) for member in members}) > 1:
         raise UnsupportedError(f"{engine} stores {short(name)} as one tensor; its parts have several dtypes or shapes")
-    ranks, first = len(grid.ranks), members[0].tensor
-    rows = sum(member.tensor.shape[0] for member in members[: len(entry.order)])
-    at = 0 if len(entry.order) > 1 else _chunked_dim(first, model)
-    whole_shape = (rows, *first.shape[1:])
-    bounds = [
-        [chunk(extent, rank, ranks) if d == at else (0, extent) for d, extent in enumerate(whole_shape)]
-        for rank in range(ranks)
-    ]
+    first = members[0].tensor
+    shape = (len(members) // words, sum(member.tensor.shape[0] for member in members[:words]), *first.shape[1:])
+    cut_at = 0 if words > 1 else _chunked_dim(first, model)
+    rectangles = chunks.of(name, shape, None if cut_at is None else cut_at + 1)
     pieces, before = [], 0
-    for number, member in enumerate(members):
-        before = 0 if number % len(entry.order) == 0 else before
-        dims = []
-        for d, extent in enumerate(member.tensor.shape):
-            skipped = before if d == 0 else 0
-            held = [(max(low - skipped, 0), min(high - skipped, extent)) for low, high in (b[d] for b in bounds)]
-            dims.append(interned(extent, tuple(_runs(*bound) for bound in held)))
-        pieces.append(Piece(member.tensor.name, cut(tuple(dims), ranks)))
+    for member in members:
+        before = before if member.word else 0
+        pieces.append(Piece(member.tensor.name, _of_member(member, before, rectangles)))
         before += member.tensor.shape[0]
-    shapes: list[tuple[int, ...] | None] = []
-    origins: list[tuple[int, ...] | None] = []
-    for of_rank in bounds:
-        shape = (len(experts), *[stop - start for start, stop in of_rank])
-        shapes.append(shape if prod(shape) else None)
-        origins.append((0, *[start for start, _ in of_rank]) if prod(shape) else None)
-    return _Box(Stored(name, first.dtype, tuple(pieces)), tuple(shapes), tuple(origins))
+    shapes = tuple(
+        found if prod(found) else None for found in (tuple(stop - start for start, stop in one) for one in rectangles)
+    )
+    return _described(Stored(name, first.dtype, tuple(pieces)), shapes, rectangles)
+
+
+def _of_member(member: _Member, before: int, rectangles: Sequence[Rectangle]) -> Cut:
+    """What the rectangles hold of one expert's matrix, whose first row is row ``before`` of the expert's."""
+    dims = []
+    for d, extent in enumerate(member.tensor.shape):
+        by_rank = []
+        for (low, high), *inner in rectangles:
+            skipped = before if d == 0 else 0
+            start, stop = (max(at - skipped, 0) for at in inner[d])
+            by_rank.append(_runs(start, min(stop, extent)) if low <= member.expert < high else ())
+        dims.append(interned(extent, tuple(by_rank)))
+    return cut(tuple(dims), len(rectangles))
 
 
 # -- what no rank cuts --------------------------------------------------------------------------------
@@ -202,8 +247,4 @@ def _once(boxes: Sequence[_Box], ranks: int) -> list[_Box]:
 
 def _is_shared(box: _Box) -> bool:
     held = [origin for origin in box.origins if origin is not None]
-    return len(held) > 1 and bool(held[0]) and held[1:] == held[:-1] and _holds_elements(box)
-
-
-def _holds_elements(box: _Box) -> bool:
-    return any(whole(prod(shape)) for shape in box.shapes if shape is not None)
+    return len(held) > 1 and bool(held[0]) and held[1:] == held[:-1] and all(map(prod, filter(None, box.shapes)))

@@ -21,6 +21,9 @@ SAFETENSORS, TORCH = "safetensors", "torch"
 CUT = "cut"
 """As the family cuts it: the rank's units of every strand, strand after strand."""
 
+OWN = "own"
+"""As CUT, and a fusion that the checkpoint has already stays in the checkpoint's order."""
+
 WHOLE = "whole"
 """On every rank, whatever the family would do."""
 

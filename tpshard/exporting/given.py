@@ -39,6 +39,7 @@ class Given:
         algorithm: that of ``expected``.
         check_unchanged: raises where a file is no longer the one that was opened.
         tp_size: its tensor-parallel degree, 1 for a checkpoint.
+        what: what it is, for people.
         holding: of an engine's directory: where its files hold another model, as that one spells its tensors.
     """
 
@@ -54,6 +55,7 @@ class Given:
     expected: Mapping[int, str] = field(default_factory=dict)
     algorithm: str = ""
     holding: Callable[[Model], Placed] | None = None
+    what: str = "checkpoint"
 
 
 def open_model(path: str | os.PathLike[str]) -> Given:
@@ -93,7 +95,7 @@ def _of_shards(path: str | os.PathLike[str]) -> Given:
     model = model_of(Config(config), family_of(config), table, manifest.tensors, matched)
     return Given(
         model, shards.placed, shards.root, shards.paths(), {side.path: side.size for side in manifest.side_files}, (),
-        (), shards.check_unchanged, manifest.tp_size, shards.expected(), manifest.algorithm,
+        (), shards.check_unchanged, manifest.tp_size, shards.expected(), manifest.algorithm, what="shards",
     )  # fmt: skip
 
 

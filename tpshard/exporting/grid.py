@@ -58,6 +58,12 @@ class Grid:
                 f"over the {self.tp_size} ranks) or {self.tp_size} (whole experts dealt to them)"
             )
 
+    def __str__(self) -> str:
+        degrees = [f"TP {self.tp_size}"]
+        degrees += [f"PP {self.pp_size}"] if self.pp_size > 1 else []
+        degrees += [f"EP {self.ep_size}"] if self.ep_size > 1 else []
+        return " x ".join(degrees)
+
     @property
     def pp_size(self) -> int:
         return len(self.stages)

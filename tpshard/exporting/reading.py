@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -25,6 +25,7 @@ from tpshard.registry import family_of, table_for
 from tpshard.source import natural_key
 
 from .arrange import Arranged, arrange
+from .chunked import arrange_chunks
 from .enginetable import EngineTable
 from .expected import Candidate, candidates, held, named, provisional
 from .files import place_found
@@ -32,7 +33,7 @@ from .given import Given, read_config
 from .grid import Grid, Rank
 from .options import engine_and_version
 from .parts import Model, model_of
-from .rectangles import place_rectangles
+from .rectangles import place_rectangles, rectangles_of, spelt_as, without_copies
 from .registry import engines
 
 
@@ -116,11 +117,20 @@ def _opened(root: Path, module: ModuleType, version: str | None, values: Mapping
 def _as_described(root: Path, module: ModuleType, values: Mapping[str, object], found: _Found) -> Given:
     """As what the files say of themselves."""
     config, family, table = Config(values), family_of(values), table_for(values)
-    ranks = [place["tp"] for place in found.places]
-    placed = place_rectangles(list(zip(found.files, ranks, strict=True)), module)
+    placed = place_rectangles([(f, p["tp"]) for f, p in zip(found.files, found.places, strict=True)], module)
+    tied = match(table, placed.layout.tensors.values()).tied
+    placed = without_copies(placed, tied)
     tensors = tuple(placed.layout.tensors.values())
     model = model_of(config, family, table, tensors, match(table, tensors))
-    return _given(root, model, placed, found, placed.layout.size)
+    ranks = placed.layout.size
+
+    def holding(other: Model) -> Placed:
+        grid = Grid(ranks, ((0, other.layers),))
+        of_engine = module.table(other, module.VERSIONS[0].name)
+        return spelt_as(placed, arrange_chunks(other, of_engine, grid, module.ENGINE, rectangles_of(placed)))
+
+    given = _given(root, model, placed, found, ranks)
+    return replace(given, holding=holding, what=f"{module.ENGINE} files of {ranks} ranks")
 
 
 def _given(
@@ -176,6 +186,7 @@ def _as(
             f"{shown(root)}: the files of {len(missing)} of {len(grid.ranks)} ranks are missing "
             f"(such as {grid.ranks[min(missing)]}); copy them again"
         )
+
     def holding(other: Model) -> Placed:
         arranged = arrange(other, module.table(other, version), grid, engine)
         placed = place_found(arranged, list(zip(found.files, ranks, strict=True)), engine)
@@ -185,7 +196,8 @@ def _as(
     placed = holding(model)
     absent = f"the layout of {engine} does without it: {next(iter(arranged.dropped.values()), '')}"
     left_out = [f"{name} ({absent})" for name in arranged.dropped]
-    return _given(root, model, placed, found, tp_size, tuple(of_engine.sides(model, grid)), left_out)
+    given = _given(root, model, placed, found, tp_size, tuple(of_engine.sides(model, grid)), left_out)
+    return replace(given, holding=holding, what=f"{engine} {version} files, {grid}")
 
 
 def _check_constants(root: Path, arranged: Arranged, found: _Found, ranks: Sequence[int], engine: str) -> None:

@@ -22,6 +22,9 @@ from tpshard.planning import Placed, PlacedFile
 from tpshard.routing import Extent
 from tpshard.source import natural_key
 
+from .arrange import Arranged
+from .chunked import Rectangle, Rectangles
+
 
 class _Rectangle(NamedTuple):
     """What one file holds of a tensor."""
@@ -73,6 +76,50 @@ def place_rectangles(files: Sequence[tuple[WeightsFile, int]], module: ModuleTyp
         extents.append(tuple(row))
     placed = tuple(PlacedFile(file.name, file.size, rank) for file, rank in files)
     return Placed(Layout(ranks, tensors, tuple(stored)), placed, tuple(extents))
+
+
+def without_copies(placed: Placed, tied: Mapping[str, str]) -> Placed:
+    """The same with tied tensors that are stored beside what they are tied to counted as copies of that."""
+    layout = placed.layout
+    copies = {
+        alias: to for alias, to in tied.items()
+        if alias in layout.tensors and to in layout.tensors and layout.tensors[alias][1:] == layout.tensors[to][1:]
+    }  # fmt: skip
+    tensors = {name: tensor for name, tensor in layout.tensors.items() if name not in copies}
+    stored = tuple(
+        one._replace(pieces=tuple(piece._replace(tensor=copies.get(piece.tensor, piece.tensor)) for piece in one.pieces))
+        for one in layout.stored
+    )
+    return Placed(Layout(layout.size, tensors, stored), placed.files, placed.extents)
+
+
+def rectangles_of(placed: Placed) -> Rectangles:
+    """By stored tensor and rank the indices that are there."""
+    found: dict[str, list[Rectangle | None]] = {}
+    for stored in placed.layout.stored:
+        ((_, held),) = stored.pieces
+        found[stored.name] = [
+            None if shape is None else tuple(
+                (dim.ranks[rank][0].start, dim.ranks[rank][0].start + dim.ranks[rank][0].length) if dim.ranks[rank]
+                else (0, 0)
+                for dim in held.dims
+            )
+            for rank, shape in enumerate(held.shapes)
+        ]  # fmt: skip
+    return found
+
+
+def spelt_as(placed: Placed, arranged: Arranged) -> Placed:
+    """The same files as holding another spelling of the model: single experts' matrices where they hold stacks.
+
+    Raises:
+        DamagedError: the files hold a tensor that the other spelling does not have.
+    """
+    rows = {stored.name: row for stored, row in zip(placed.layout.stored, placed.extents, strict=True)}
+    unknown = sorted(rows.keys() - {stored.name for stored in arranged.layout.stored}, key=natural_key)
+    if unknown:
+        raise DamagedError(f"the files hold {short(unknown[0])}, which the other model does not have")
+    return Placed(arranged.layout, placed.files, tuple(rows[stored.name] for stored in arranged.layout.stored))
 
 
 def _extent(one: _Rectangle) -> Extent:

@@ -10,6 +10,13 @@ from .given import Given, open_model
 from .reading import looks_like, open_engine
 
 
+def is_engines(path: str | os.PathLike[str], engine: str | None = None) -> bool:
+    """Whether a directory is to be read as an engine's: one was named, or the names of its files say so."""
+    if engine is not None:
+        return True
+    return os.path.isdir(path) and not is_shards(path) and bool(looks_like(path))
+
+
 def open_any(path: str | os.PathLike[str], engine: str | None = None) -> Given:
     """Open what ``path`` is; with ``engine`` as a directory of that engine.
 
@@ -17,6 +24,6 @@ def open_any(path: str | os.PathLike[str], engine: str | None = None) -> Given:
         UsageError, UnsupportedError, DamagedError, StorageError: as :func:`tpshard.exporting.given.open_model` and
             :func:`tpshard.exporting.reading.open_engine`.
     """
-    if engine is not None or (not is_shards(path) and looks_like(path)):
+    if is_engines(path, engine):
         return open_engine(path, engine)
     return open_model(path)
