@@ -16,6 +16,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -76,10 +77,11 @@ def jobs_of(tasks: list[str], only: list[str]) -> list[tuple[str, str, str]]:
     import zoo
 
     found = []
+    headed = {model_type for task in TASKS if task != "base" for model_type in zoo.architectures(task)}
     for task in tasks:
         for model_type in zoo.architectures(task):
-            if only and model_type not in only:
-                continue
+            if (only and model_type not in only) or (task == "base" and model_type in headed):
+                continue  # a model with a head is measured with it
             found.append((task, model_type, ""))
             if task == "causal":
                 found += [(task, model_type, variant) for variant in (*zoo.variants(model_type), "mqa", "odd")]
@@ -92,7 +94,8 @@ def main() -> None:
     parser.add_argument("--only", action="append", default=[], help="This model type alone; may be repeated.")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--without-variants", action="store_true", help="Leave out structural variants.")
-    parser.add_argument("--resume", action="store_true", help="Leave out what the JSON has already.")
+    parser.add_argument("--resume", action="store_true", help="Leave out what the JSON has already without a problem.")
+    parser.add_argument("--released", action="store_true", help="Only the figures of released sizes, of what it has.")
     parser.add_argument("--without-peer", action="store_true", help="Leave out transformers' own tensor parallelism.")
     parser.add_argument("--dry-run", action="store_true", help="Print the page and write nothing.")
     options = parser.parse_args()
@@ -101,7 +104,11 @@ def main() -> None:
     before: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {"rows": [], "peer": {}}
     rows = {(r["task"], r["model_type"], r["variant"]): r for r in before["rows"]}
     jobs = jobs_of(tasks, options.only)
-    todo = [job for job in jobs if not (options.without_variants and job[2]) and not (options.resume and job in rows)]
+    if options.released:
+        _measure_released(jobs, rows)
+        jobs = []
+    settled = {job for job, row in rows.items() if not row["problems"]} if options.resume else set()
+    todo = [job for job in jobs if not (options.without_variants and job[2]) and job not in settled]
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(options.processes, context) as pool:
         for job, row in zip(todo, pool.map(checked, todo), strict=True):
@@ -111,7 +118,7 @@ def main() -> None:
             state = "; ".join(row["problems"])[:150] or (row.get("unsupported") or "clean")[:150]
             print(f"{' '.join(filter(None, job))}: {state}", file=sys.stderr, flush=True)
     peer = dict(before["peer"])
-    if "causal" in tasks and not options.without_peer:
+    if "causal" in tasks and not options.without_peer and not options.released:
         from transformers_tp import measured
 
         names = [model_type for task, model_type, variant in jobs if task == "causal" and not variant]
@@ -124,6 +131,14 @@ def main() -> None:
         return
     _keep(kept, rows, peer)
     (ROOT / "docs" / "coverage.md").write_text(text)
+
+
+def _measure_released(jobs: Sequence[tuple[str, str, str]], rows: dict[tuple[str, str, str], Any]) -> None:
+    """Measure the released sizes of these rows anew."""
+    for job in jobs:
+        if job in rows and not job[2] and rows[job].get("family"):
+            row = {key: value for key, value in rows[job].items() if not key.startswith("released_")}
+            rows[job] = row | _released(job[1], job[0])
 
 
 def _keep(path: Path, rows: dict[tuple[str, str, str], Any], peer: dict[str, Any]) -> None:

@@ -173,7 +173,7 @@ def main() -> None:
             name for name in names if options.again or name not in rows or (options.failed and not rows[name]["right"])
         ]
         context = multiprocessing.get_context("spawn")
-        with concurrent.futures.ProcessPoolExecutor(options.processes, context, max_tasks_per_child=50) as pool:
+        with concurrent.futures.ProcessPoolExecutor(options.processes, context) as pool:
             for done in concurrent.futures.as_completed([pool.submit(measured, name) for name in names]):
                 row = done.result()
                 rows[row["model_type"]] = row

@@ -42,7 +42,7 @@ def _adapter(t: Table, c: Config, at: str, hidden: int) -> None:
     """Attention from the text to the protein, and a feed-forward, each behind a gate."""
     count = c.count("num_attention_heads")
     heads, size = Heads("aligner_heads", count, count), c.count("hidden_size") // count
-    t.norm(f"{at}.attention_norm", hidden)
+    t.whole(f"{at}.attention_norm.weight", hidden, why="a norm of what goes into the module")
     t.linear(f"{at}.query", heads.query(size), hidden, role="q", bias=True)
     t.linear(f"{at}.key_protein", heads.kv(size), hidden, role="k", bias=True)
     t.linear(f"{at}.value_protein", heads.kv(size), hidden, role="v", bias=True)

@@ -6,6 +6,7 @@ what it makes must be the part of what it makes of the whole. Codes of floats co
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -275,6 +276,10 @@ def modelopt_awq(group: int) -> Scheme:
     return Scheme(f"modelopt-awq-{group}", config, store, read, 2, group)
 
 
+NF4_OFFSET = np.float32(0.0625)
+NF4_STATE = json.dumps({"quant_type": "nf4", "blocksize": 64, "dtype": "float32", "nested_offset": 0.0625}).encode()
+
+
 def nf4(run: int, *, nested: bool = False, dtype: str = "U8") -> Scheme:
     """One line of nibbles, high ones first, and one value a run of elements."""
     each = {"U8": 2, "BF16": 4}[dtype]
@@ -286,7 +291,7 @@ def nf4(run: int, *, nested: bool = False, dtype: str = "U8") -> Scheme:
             ".weight": Tensor(dtype, (out * into // each, 1), line),
             ".weight.absmax": codes(random, "U8", runs) if nested else scales(random, runs),
             ".weight.quant_map": scales(random, 16),
-            ".weight.quant_state.bitsandbytes__nf4": codes(random, "U8", 87),
+            ".weight.quant_state.bitsandbytes__nf4": tensor(np.frombuffer(NF4_STATE, np.uint8), "U8"),
         }
         if nested:
             found[".weight.nested_absmax"] = scales(random, -(-runs // 256))
@@ -299,13 +304,59 @@ def nf4(run: int, *, nested: bool = False, dtype: str = "U8") -> Scheme:
         absmax = numbers(parts[".weight.absmax"])
         if nested:
             table = numbers(parts[".weight.nested_quant_map"])
-            absmax = table[absmax] * spread(numbers(parts[".weight.nested_absmax"]), 256, len(absmax), 0)
+            absmax = table[absmax] * spread(numbers(parts[".weight.nested_absmax"]), 256, len(absmax), 0) + NF4_OFFSET
         found = numbers(parts[".weight.quant_map"])[values] * spread(absmax, run, out * into, 0)
         return found.reshape(out, into)
 
     config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
     name = f"nf4-{run}-{dtype}" + ("-nested" if nested else "")
     return Scheme(name, config, store, read, 1, run, zeros=not nested)
+
+
+def torchao(group: int = 0) -> Scheme:
+    """A byte an element, and scales and zero points of outputs or of groups of inputs."""
+
+    def store(random: Any, out: int, into: int) -> Parts:
+        lines = (out, into // group if group else 1)
+        return {
+            "._weight_qdata": codes(random, "I8", out, into),
+            "._weight_scale": scales(random, *lines),
+            "._weight_zero_point": codes(random, "I8", *lines),
+        }
+
+    def read(parts: Parts, out: int, into: int) -> Array:
+        size = group or into
+        zeros = spread(parts["._weight_zero_point"].array.astype(np.float32), size, into, 1)
+        scale = spread(numbers(parts["._weight_scale"]), size, into, 1)
+        return (parts["._weight_qdata"].array.astype(np.float32) - zeros) * scale
+
+    kind = "IntxWeightOnlyConfig" if group else "Int8WeightOnlyConfig"
+    granularity = {"_type": "PerGroup", "_data": {"group_size": group}} if group else {"_type": "PerRow", "_data": {}}
+    quant_type = {"default": {"_type": kind, "_version": 2, "_data": {"granularity": granularity}}}
+    config = {"quant_method": "torchao", "quant_type": quant_type}
+    return Scheme(f"torchao-{group or 'rows'}", config, store, read, 1, max(group, 1))
+
+
+def torchao_int4(group: int) -> Scheme:
+    """Two values a byte along the inputs; scales and zero points lie with the groups first."""
+
+    def store(random: Any, out: int, into: int) -> Parts:
+        return {
+            "._weight_qdata": codes(random, "I8", out, into // 2),
+            "._weight_scale": scales(random, into // group, out),
+            "._weight_zero_point": scales(random, into // group, out),
+        }
+
+    def read(parts: Parts, out: int, into: int) -> Array:
+        weight = values_of(parts["._weight_qdata"].array.view(np.uint8), 4, into)
+        weight = np.where(weight > 7, weight - 16.0, weight).astype(np.float32)
+        scale, zero = (spread(numbers(parts[f"._weight_{n}"]).T, group, into, 1) for n in ("scale", "zero_point"))
+        return weight * scale + zero
+
+    inner = {"group_size": group, "int4_packing_format": "plain"}
+    quant_type = {"default": {"_type": "Int4WeightOnlyConfig", "_version": 2, "_data": inner}}
+    config = {"quant_method": "torchao", "quant_type": quant_type}
+    return Scheme(f"torchao-int4-{group}", config, store, read, 1, group)
 
 
 def aqlm(rows: int, columns: int, books: int) -> Scheme:

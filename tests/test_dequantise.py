@@ -86,7 +86,9 @@ def test_integers_in_words(data: Any, bits: int, word: int) -> None:
 # -- formulas -------------------------------------------------------------------------------------------
 
 
-def matrix_from(config: Mapping[str, Any], arrays: Arrays, *, turned: bool = False) -> tuple[Matrix, Any]:
+def matrix_from(
+    config: Mapping[str, Any], arrays: Arrays, shape: tuple[int | None, int | None] = (None, None)
+) -> tuple[Matrix, Any]:
     """A quantised matrix of a model's table, from tensors in memory, and the function that reads them."""
     name = "experts" if any(suffix.startswith("_") for suffix in arrays) else "m"
     tensors = [Logical(name + suffix, dtype, value.shape) for suffix, (dtype, value) in arrays.items()]
@@ -95,7 +97,7 @@ def matrix_from(config: Mapping[str, Any], arrays: Arrays, *, turned: bool = Fal
     if name == "experts":
         family.tensor("experts", None, None, None, role="expert_up")
     else:
-        family.linear("m", None, None, role="up")
+        family.linear("m", *shape, role="up")
     unpacked = unpack(tensors, formats_of({"quantization_config": config}), family)
     (packed,) = unpacked.packed.values()
     dims = [replicated(length) for length in packed.weight.shape]
@@ -109,8 +111,10 @@ def matrix_from(config: Mapping[str, Any], arrays: Arrays, *, turned: bool = Fal
     return matrix, read
 
 
-def values_of(config: Mapping[str, Any], arrays: Arrays) -> Any:
-    matrix, read = matrix_from(config, arrays)
+def values_of(
+    config: Mapping[str, Any], arrays: Arrays, shape: tuple[int | None, int | None] = (None, None)
+) -> Any:
+    matrix, read = matrix_from(config, arrays, shape)
     return matrix.values({}, read)
 
 
@@ -309,12 +313,9 @@ def test_an_order_that_names_a_group_that_is_not_there() -> None:
 
 # -- holders and windows --------------------------------------------------------------------------------
 
-KNOWN = [
-    scheme.name
-    for scheme in SCHEMES
-    if scheme.config["quant_method"] in DEQUANTISED and not scheme.name.startswith("modelopt-awq")
-]
-READ_EXACTLY = ("gptq", "awq", "gemv", "ct-int4", "ct-int8-32")  # the schemes' own readers make numbers, not codes
+KNOWN = [scheme.name for scheme in SCHEMES if scheme.config["quant_method"] in DEQUANTISED]
+# The readers of other schemes make codes, not numbers.
+READ_EXACTLY = ("gptq", "awq", "gemv", "ct-int4", "ct-int8-32", "nf4", "metal", "torchao", "bitnet")
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -355,6 +356,7 @@ def test_a_ranks_values_are_its_slice_of_the_wholes(
             first = data.draw(st.integers(0, matrix.shape[0] - 1))
             last = data.draw(st.integers(first + 1, matrix.shape[0]))
             assert np.array_equal(matrix.rows(first, last, read), found[first:last], equal_nan=True)
+            assert np.array_equal(matrix.rows(first, last, read, "BF16"), rounded(found[first:last], "BF16"))
             window = {}
             for dim, length in matrix.lengths.items():
                 low = data.draw(st.integers(0, length - 1))

@@ -139,3 +139,11 @@ def test_what_is_no_size_is_known_by_its_name() -> None:
     config = {"num_hidden_layers": 4, "hidden_size": 8, "text_config": {"head_dim": 4, "sliding_window": 8}}
     sizes = [path for path, value in numbers_in(config) if is_size(path, value)]
     assert sizes == [("hidden_size",), ("text_config", "head_dim")]
+
+
+@given(st.integers(2, 300_000), st.integers(2, 300_000))
+def test_every_size_can_be_another(hidden: int, vocabulary: int) -> None:
+    """An odd one too, as a vocabulary's is: none is left out for want of a ratio."""
+    start = {"hidden_size": hidden, "vocab_size": vocabulary}
+    found = varied(start, lambda values: True)
+    assert all(found[key] != start[key] and found[key] > 1 for key in start)

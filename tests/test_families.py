@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import zoo  # noqa: E402
@@ -17,8 +17,15 @@ from zoo.conformance import check  # noqa: E402
 from zoo.released import released, write_sparse  # noqa: E402
 
 from tpshard import registry  # noqa: E402
+from tpshard.convert import split  # noqa: E402
+from tpshard.numerics.forward import run_ranks  # noqa: E402
+from tpshard.numerics.ways import ZERO_PAD  # noqa: E402
+from tpshard.planrules import plan_verdict  # noqa: E402
 from tpshard.registry import families  # noqa: E402
+from tpshard.shards import open_shards  # noqa: E402
+from tpshard.source import open_source  # noqa: E402
 from tpshard.survey import plan  # noqa: E402
+from tpshard.verdicts import PASSED  # noqa: E402
 
 SERVED = {model_type for module in families().values() for model_type in module.MODEL_TYPES}
 LEAST_SHARDED = 0.95
@@ -62,6 +69,34 @@ def conforms(case: tuple[str, str, str], directory: Path, degrees: tuple[int, ..
 @pytest.mark.parametrize("case", SAMPLE, ids=name_of)
 def test_a_sample(case: tuple[str, str, str], tmp_path: Path) -> None:
     conforms(case, tmp_path, (2, 3), (3,))
+
+
+@pytest.mark.parametrize(
+    ("task", "model_type", "reached"),
+    [
+        ("base", "clip", 1.0),  # a scale behind the last point
+        ("vlm", "mllama", 1.0),  # an image in tiles
+        pytest.param("base", "wav2vec2", 0.99, marks=pytest.mark.slow),  # a table for training, taps past the input
+    ],
+)
+def test_what_the_run_reaches(task: str, model_type: str, reached: float, tmp_path: Path) -> None:
+    """Good shards pass as they do for the command, and no more is left unreached than the original's run leaves."""
+    out = check(model_type, tmp_path, task=task, degrees=(2,), run_at=(2,))
+    assert not out.problems and out.unsupported == ""
+    assert out.coverage is not None and out.coverage >= reached
+
+
+@pytest.mark.parametrize("model_type", ["mamba", "jamba"])
+def test_bytes_by_theory_are_those_exchanged(model_type: str, tmp_path: Path) -> None:
+    """The sum inside a state-space mixer is as wide as the time step, B and C, and not as the residual stream."""
+    zoo.write(model_type, tmp_path / "model")
+    split(tmp_path / "model", tmp_path / "shards", 2)
+    shards = open_shards(tmp_path / "shards")
+    found = run_ranks(shards, open_source(tmp_path / "model"), torch.float64, ZERO_PAD, tokens=12)
+    theory = plan_verdict(shards.manifest)
+    assert found.verdict == PASSED
+    assert theory.collectives == found.collectives
+    assert theory.collective_bytes_per_token == found.collective_bytes_per_token
 
 
 @pytest.mark.slow

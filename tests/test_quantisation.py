@@ -24,6 +24,8 @@ from quantschemes import (
     modelopt_awq,
     nf4,
     scales,
+    torchao,
+    torchao_int4,
 )
 from weights import ranks, tree
 
@@ -74,7 +76,7 @@ SCHEMES = [
     fp4("fp-quant", {"quant_method": "fp_quant", "forward_dtype": "mxfp4", "hadamard_group_size": 64}, 32,
         (".qweight", ".scales", ".weight_global_scale"), into=64),
     modelopt_awq(16), nf4(64), nf4(128, nested=True), nf4(64, dtype="BF16"), aqlm(1, 8, 2), aqlm(2, 8, 1),
-    metal(4, 32), metal(8, 16),
+    metal(4, 32), metal(8, 16), torchao(), torchao(16), torchao_int4(32),
 ]  # fmt: skip
 BY_NAME = {scheme.name: scheme for scheme in SCHEMES}
 

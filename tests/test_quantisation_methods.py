@@ -20,6 +20,7 @@ NUMBERS: dict[str, dict[str, Any]] = {  # what a config of the method has at lea
     "gptq": {"bits": 4, "group_size": 128}, "auto-round": {"bits": 4, "group_size": 128},
     "compressed-tensors": compressed_config("int-quantized", {"num_bits": 8, "type": "int", "strategy": "channel"}),
     "bitnet": {"linear_class": "autobitlinear"},
+    "torchao": {"quant_type": {"default": {"_type": "Int8WeightOnlyConfig", "_version": 2, "_data": {}}}},
 }  # fmt: skip
 
 
@@ -72,6 +73,14 @@ VARIANTS: dict[str, tuple[dict[str, Any], str]] = {
         {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"}, "mean",
     ),
     "quark, int4": ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "uint4"}}}, "reordered"),
+    "torchao, tiles": (
+        {"quant_method": "torchao", "quant_type": {"default": {
+            "_type": "Int4WeightOnlyConfig", "_data": {"int4_packing_format": "tile_packed_to_4d"}}}}, "one kernel",
+    ),
+    "torchao, pickled": ({"quant_method": "torchao", "quant_type": "int4_weight_only"}, "pickled"),
+    "torchao, swizzled": (
+        {"quant_method": "torchao", "quant_type": {"default": {"_type": "NVFP4WeightOnlyConfig"}}}, "one kernel",
+    ),
     "auto-round, marlin": (
         {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:marlin"}, "one kernel",
     ),

@@ -18,9 +18,10 @@ from tpshard.errors import UnsupportedError
 from tpshard.exporting.torchcontainer import ALIGN, TensorSpec, TorchFile, torch_file, torch_tensor
 from tpshard.exporting.torchpickle import Namespace, pickled
 from tpshard.torchfile import read_torch
+from tpshard.torchzip import Archive
 
 torch = pytest.importorskip("torch")
-LOADING = importlib.import_module("torch.utils.serialization.config").load
+CONFIG = importlib.import_module("torch.utils.serialization.config")
 
 DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32,
@@ -67,12 +68,10 @@ EVERY = [spec(f"layer.{dtype}", dtype, 3, 5) for dtype in DTYPES] + [
 
 @pytest.mark.parametrize("options", [{}, {"mmap": True}, {"weights_only": False}, {"map_location": "meta"}])
 @pytest.mark.parametrize("calculated", [False, True])
-def test_torch_loads_every_dtype_in_every_way(
-    tmp_path: Path, options: dict[str, Any], calculated: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torch_loads_every_dtype_in_every_way(tmp_path: Path, options: dict[str, Any], calculated: bool) -> None:
     path = written(torch_file(EVERY, "weights"), EVERY, tmp_path / "weights.pth")
-    monkeypatch.setattr(LOADING, "calculate_storage_offsets", calculated)
-    state = torch.load(path, **{"weights_only": True, **options})
+    with CONFIG.patch("load.calculate_storage_offsets", calculated):
+        state = torch.load(path, **{"weights_only": True, **options})
     if options.get("map_location") == "meta":
         assert [tuple(tensor.shape) for tensor in state.values()] == [one.shape for one in EVERY]
     else:
@@ -105,7 +104,7 @@ def test_the_archive_is_laid_as_torch_lays_it(tmp_path: Path) -> None:
         assert two.namelist() == names
         shift = one.getinfo("w/data/0").header_offset - two.getinfo("w/data/0").header_offset
         assert shift % ALIGN == 0
-        for name in names[1:-1]:
+        for name in names[4:-1]:
             assert one.getinfo(name).header_offset - two.getinfo(name).header_offset == shift, name
     torch.serialization.set_crc32_options(False)
     try:
@@ -136,9 +135,7 @@ def test_any_tensors(tmp_path_factory: pytest.TempPathFactory, drawn: list[tuple
 
 
 @pytest.mark.parametrize("large", [2**32 - 2, 2**32 - 1, 2**32, 5 * 2**30])
-def test_more_than_4_gib_in_one_tensor_and_in_front_of_one(
-    tmp_path: Path, large: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_than_4_gib_in_one_tensor_and_in_front_of_one(tmp_path: Path, large: int) -> None:
     specs = [TensorSpec("large", "U8", (large,), large), spec("behind", "F32", 3), TensorSpec("more", "U8", (7,), 7)]
     made = torch_file(specs, "w")
     path = tmp_path / "w.pth"
@@ -149,8 +146,8 @@ def test_more_than_4_gib_in_one_tensor_and_in_front_of_one(
         file.truncate(made.size)
     assert os.stat(path).st_blocks * 512 < 1 << 20
     for calculated in (False, True):
-        monkeypatch.setattr(LOADING, "calculate_storage_offsets", calculated)
-        state = torch.load(path, weights_only=True, mmap=True)
+        with CONFIG.patch("load.calculate_storage_offsets", calculated):
+            state = torch.load(path, weights_only=True, mmap=True)
         check({name: state[name] for name in ("behind", "more")}, specs[1:])
         assert state["large"].shape == (large,)
     with path.open("rb") as file:
@@ -165,14 +162,14 @@ def test_more_than_4_gib_in_one_tensor_and_in_front_of_one(
 
 def test_more_entries_than_16_bits_count(tmp_path: Path) -> None:
     """Torch's reader looks every entry up by going through all of them, so the directory is read by others here."""
-    specs = [TensorSpec(f"t{number}", "U8", (1,), 1) for number in range(70_000)]
+    specs = [TensorSpec(f"t{number}", "U8", (1,), 1) for number in range(66_000)]
     made = torch_file(specs, "w")
     path = written(made, specs, tmp_path / "w.pth")
     with zipfile.ZipFile(path) as archive:
-        assert len(archive.namelist()) == 70_005 and archive.read("w/version") == b"3\n"
+        assert len(archive.namelist()) == 66_005 and archive.read("w/version") == b"3\n"
     raw = path.read_bytes()
-    found = read_torch(lambda at, nbytes: raw[at : at + nbytes], made.size, "w.pth")
-    assert tuple(t.offset for t in found.tensors) == made.offsets
+    found = Archive(lambda at, nbytes: raw[at : at + nbytes], made.size, "w.pth")
+    assert [found.locate(found.entries[f"w/data/{number}"]) for number in range(66_000)] == list(made.offsets)
 
 
 def test_values_beside_the_tensors(tmp_path: Path) -> None:

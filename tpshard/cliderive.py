@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 def degrees(value: object) -> tuple[int, ...]:
     """Degrees, as 2,3,4."""
     parts = str(value).split(",")
-    if not all(part.strip().isascii() and part.strip().isdigit() and 0 < int(part) < 1000 for part in parts):
-        raise click.BadParameter(f"{str(value)!r:.80} are no degrees; write them as 2,3,4")
-    return tuple(map(int, parts))
+    if not all(part.strip().isascii() and part.strip().isdigit() and 1 < int(part) < 1000 for part in parts):
+        raise click.BadParameter(f"{str(value)!r:.80} are no degrees from 2 to 999; write them as 2,3,4")
+    return tuple(dict.fromkeys(map(int, parts)))
 
 
 @click.command()
@@ -42,10 +42,12 @@ def derive(
     from .hub import looks_like_id, resolve
     from .numerics import require
 
+    root = Path(source)
+    if root.exists() and not root.is_dir():
+        raise UsageError(f"{source} is a file; give the directory of a checkpoint, or one with its config.json alone")
     require()
     from .derivation.derive import derive as derived
 
-    root = Path(source)
     if not root.is_dir() and looks_like_id(source):
         root = resolve(source)
     target = None if output is None else Path(output)

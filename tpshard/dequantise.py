@@ -182,13 +182,14 @@ def dequantised(checkpoint: Checkpoint, word: str, holder: Callable[[], Holder] 
 
 def _file(file: WeightsFile, tensors: Sequence[Logical]) -> WeightsFile:
     """A file of the same name with these tensors in this order."""
-    header = build_header(tensors, file.metadata or None)
+    kept = {key: text for key, text in file.metadata.items() if key == "format"}  # torchao describes its tensors here
+    header = build_header(tensors, kept or None)
     infos, at = [], len(header)
     for tensor in tensors:
         nbytes = prod(tensor.shape) * DTYPE_BITS[tensor.dtype] // 8
         infos.append(TensorInfo(tensor.name, tensor.dtype, tensor.shape, at, nbytes))
         at += nbytes
-    return WeightsFile(file.name, at, "safetensors", tuple(infos), file.metadata, {}, ((0, header),))
+    return WeightsFile(file.name, at, "safetensors", tuple(infos), kept, {}, ((0, header),))
 
 
 def _config(values: Mapping[str, Any], dtype: str) -> dict[str, Any]:

@@ -42,6 +42,13 @@ class Function:
         self.call = call
 
 
+class Skipped:
+    """Stands for whatever a pickle builds that is no part of a state dict, where that is skipped: it does nothing."""
+
+
+SKIPPED = Skipped()
+
+
 def ordered_dict(pairs: object = ()) -> dict[Any, Any]:
     """``collections.OrderedDict(pairs)``, as a plain dict; the keys are strings and numbers only."""
     found: dict[Any, Any] = {}
@@ -55,6 +62,8 @@ def ordered_dict(pairs: object = ()) -> dict[Any, Any]:
 
 
 def _put(target: object, key: object, value: object) -> None:
+    if isinstance(target, Skipped) or (isinstance(key, Skipped) and type(target) is dict):
+        return
     if type(target) is not dict:
         raise TypeError(f"an item set on a {type(target).__name__}")
     if type(key) not in (str, int, bool, float, bytes, type(None)):
@@ -67,6 +76,8 @@ def load(
     globals_: Mapping[str, object],
     persistent: Callable[[object], object],
     name: str,
+    *,
+    skip: bool = False,
 ) -> Any:
     """The value of one pickle, taken from ``read(nbytes)`` without reading a byte past its end.
 
@@ -74,8 +85,10 @@ def load(
     called); ``persistent`` turns a persistent id into a value. A global that is not in the table or an
     opcode that builds other objects raises :class:`UnsupportedError`; a pickle that is cut short,
     malformed, or beyond the limits above raises :class:`DamagedError`. Both name the file ``name``.
+    With ``skip`` what is not in the table becomes :data:`SKIPPED`, and so does whatever would be made with it: a
+    training program's arguments beside its tensors. Nothing is executed then, either.
     """
-    machine = _Machine(read, globals_, persistent, name)
+    machine = _Machine(read, globals_, persistent, name, skip)
     try:
         return machine.run()
     except TpshardError:
@@ -91,11 +104,13 @@ class _Machine:
         globals_: Mapping[str, object],
         persistent: Callable[[object], object],
         name: str,
+        skip: bool,
     ) -> None:
         self.source = read
         self.globals = globals_
         self.persistent = persistent
         self.name = name
+        self.skip = skip
         self.at = 0
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
@@ -164,6 +179,8 @@ class _Machine:
         try:
             return self.globals[f"{module}.{name}"]
         except KeyError:
+            if self.skip:
+                return SKIPPED
             raise UnsupportedError(
                 f"{self.name}: its pickle asks for {module + '.' + name!r:.200}, which is not part of a plain "
                 f"state dict; nothing of it was executed. {_REMEDY}"
@@ -171,6 +188,8 @@ class _Machine:
 
     def reduce(self) -> Any:
         function, arguments = self.top(2)
+        if self.skip and not isinstance(function, Function):
+            return SKIPPED
         if not isinstance(function, Function) or not isinstance(arguments, tuple):
             raise UnsupportedError(
                 f"{self.name}: its pickle calls a {type(function).__name__}, which a plain state dict does not; "
@@ -234,6 +253,8 @@ def _appends(machine: _Machine) -> None:
 
 
 def _extend(target: object, values: list[Any]) -> None:
+    if isinstance(target, Skipped):
+        return
     if type(target) is not list:
         raise TypeError(f"values appended to a {type(target).__name__}")
     target.extend(values)
@@ -258,9 +279,35 @@ def _setitems(machine: _Machine) -> None:
 def _build(machine: _Machine) -> None:
     # Attributes of a dict (torch keeps module versions in `_metadata`): they carry no tensor data.
     target, _ = machine.top(2)
-    if type(target) is not dict:
+    if type(target) is not dict and not isinstance(target, Skipped):
         raise TypeError(f"attributes set on a {type(target).__name__}")
     machine.stack.append(target)
+
+
+def _new(machine: _Machine) -> object:
+    """An object made without arguments of a call: only ever skipped."""
+    kind, _ = machine.top(2)
+    if not machine.skip or isinstance(kind, Function):
+        raise UnsupportedError(
+            f"{machine.name}: its pickle makes a {type(kind).__name__}, which a plain state dict does not; nothing of "
+            f"it was executed. {_REMEDY}"
+        )
+    return SKIPPED
+
+
+def _added(machine: _Machine) -> None:
+    """Values added to a set, which is only ever skipped."""
+    machine.marked()
+    (target,) = machine.top(1)
+    if not isinstance(target, Skipped):
+        raise TypeError(f"values added to a {type(target).__name__}")
+    machine.stack.append(target)
+
+
+def _set(machine: _Machine) -> object:
+    if not machine.skip:
+        raise UnsupportedError(f"{machine.name}: its pickle has a set, which a plain state dict has not. {_REMEDY}")
+    return SKIPPED
 
 
 def _global(machine: _Machine) -> object:
@@ -298,6 +345,8 @@ _MAKERS: dict[bytes, Callable[[_Machine], Any]] = {
     b"c": _global,
     b"\x93": lambda m: m.find(*m.top(2)),
     b"R": lambda m: m.reduce(),
+    b"\x81": _new,
+    b"\x8f": _set,
     b"Q": lambda m: m.persistent(*m.top(1)),
 }
 
@@ -309,4 +358,5 @@ _CHANGERS: dict[bytes, Callable[[_Machine], None]] = {
     b"s": _setitem,
     b"u": _setitems,
     b"b": _build,
+    b"\x90": _added,
 }

@@ -61,7 +61,7 @@ class Observer:
         self._pulse = threading.Thread(target=self._beat, name="tpshard-heartbeat", daemon=True)
         self._begun = self._moved_at = time.monotonic()
         self._began = time.time()
-        self._total = self._done = self._earlier = 0
+        self._total = self._done = 0
         self._summary: dict[str, Any] = {}
         self._labels: dict[str, str] = {"verb": verb}
         self._report: Conversion | None = None
@@ -88,7 +88,7 @@ class Observer:
             self._summary |= {"content": report.content, "warnings": list(report.warnings)}
         self.emit(
             "end", status=status, error=None if value is None else str(value), summary=self._summary,
-            seconds=round(seconds, 3), bytes=self._done, bytes_kept=self._earlier, rate=self._rate(),
+            seconds=round(seconds, 3), bytes=self._done, bytes_kept=self._kept, rate=self._rate(),
             peak_resident_bytes=_peak(),
         )  # fmt: skip
         self._export(running=False, status=status)
@@ -146,7 +146,6 @@ class Observer:
 
     def made(self, plan: Plan, outcome: Outcome) -> None:
         """What has become visible: an event for every file of tensors, with one digest over those of its tensors."""
-        self._earlier = self._report.bytes_kept if self._report is not None else 0
         digest = digest_of(self._summary["algorithm"]) if self._summary.get("algorithm") else None
         rows: list[list[int]] = [[] for _ in plan.target.files]
         for number, extent in enumerate(plan.writes):
@@ -174,10 +173,15 @@ class Observer:
             )  # fmt: skip
             self._export(running=True)
 
+    @property
+    def _kept(self) -> int:
+        """Bytes that an earlier run has written."""
+        return 0 if self._report is None else self._report.bytes_kept
+
     def _rate(self) -> float:
         """Bytes a second, since bytes began to move."""
         seconds = time.monotonic() - self._moved_at
-        return round(max(self._done - self._earlier, 0) / seconds, 1) if seconds > 0 else 0.0
+        return round(max(self._done - self._kept, 0) / seconds, 1) if seconds > 0 else 0.0
 
     def _export(self, *, running: bool, status: int = 0) -> None:
         if self._metrics is None:

@@ -26,8 +26,10 @@ def stamp_of(status: os.stat_result) -> Stamp:
     return Stamp(status.st_size, status.st_mtime_ns, status.st_ino)
 
 
-def open_weights(root: Path, name: str, format: str) -> tuple[WeightsFile, Stamp]:
+def open_weights(root: Path, name: str, format: str, within: str | None = None) -> tuple[WeightsFile, Stamp]:
     """Read the header of ``root/name``; ``format`` is "safetensors" or "torch". The file is closed again.
+
+    ``within`` as :func:`tpshard.torchfile.read_torch` has it.
 
     Raises:
         DamagedError: it is no regular file, or not what its format asks for.
@@ -42,7 +44,7 @@ def open_weights(root: Path, name: str, format: str) -> tuple[WeightsFile, Stamp
         else:
             from .torchfile import read_torch
 
-            weights = read_torch(read, status.st_size, name)
+            weights = read_torch(read, status.st_size, name, within)
         return weights, stamp_of(status)
     except (DamagedError, UnsupportedError) as error:
         told = str(error)  # they begin with the name, as they know of no directory

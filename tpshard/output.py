@@ -24,7 +24,7 @@ from .planning import Plan
 from .release import VERSION
 from .reports import Conversion
 from .resume import Kept, go_on, require_finished
-from .sidefiles import copy_sides
+from .sidefiles import copy_sides, require_inside
 from .wholefiles import write_frame, write_new
 
 
@@ -83,6 +83,7 @@ def make(job: Job, output: Path, report: Conversion, options: Options) -> Conver
             raise UsageError(f"the source holds a file named {path}, which the output needs for itself; rename it")
     written = taken | set(job.sides)
     needed = sum(file.size for file in files) + sum(job.sides.values()) + sum(job.small.values())
+    require_inside(job.root, job.sides)
     move_settings(options.threads, options.max_memory)
     report.needed_bytes = needed
     report.side_files = len(job.sides)

@@ -83,7 +83,8 @@ def _payload(manifest: Manifest, layers: Mapping[str, int], inner: Sequence[int]
         return None
     vocabulary, width = tables[0].shape
     hidden = next((w for t in manifest.tensors if (w := _summed_width(manifest, t.name, t.shape))), width)
-    elements = (layers["all_reduce"] - 1 - len(inner)) * hidden + sum(inner) + width  # the table's own width may be another (OPT-350M)
+    elements = (layers["all_reduce"] - 1 - len(inner)) * hidden + sum(inner)
+    elements += width  # the table's own, which may be another (OPT-350M)
     elements += layers["all_gather"] * vocabulary + layers["norm_all_reduce"] * NORM_ELEMENTS
     return elements * traffic_dtype(manifest.tensors)[1]
 

@@ -8,6 +8,7 @@ from . import manifest as manifests
 from .errors import DamagedError, UnsupportedError
 from .listing import shown
 from .opened import read_small
+from .quantisation.separate import with_separate
 from .shards import Shards
 from .source import SideFile, Source, SourceIndex
 from .sourcefiles import reread
@@ -46,7 +47,7 @@ def rejoined(shards: Shards) -> RejoinedSource:
     return RejoinedSource(
         root=shards.root,
         label=manifest.origin.label,
-        config=parse_config(raw, shown(path), "put the original back"),
+        config=with_separate(parse_config(raw, shown(path), "put the original back"), shards.root),
         config_raw=raw,
         files=tuple(reread(file, manifests.NAME) for file in manifest.origin.files),
         index=None if index is None else SourceIndex(*index),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -42,6 +43,26 @@ def size_of(path: Path) -> int | None:
         return None
     except OSError as error:
         raise storage_error(error, path, "looking at it") from None
+
+
+def require_inside(root: Path, paths: Iterable[str]) -> None:
+    """Refuse side files that links lead out of the directory: what lies there is not the checkpoint's to carry.
+
+    In a hub cache, where a revision is links and nothing else, they may lead to the blobs of the same model.
+
+    Raises:
+        DamagedError: one leads out; names it, and to where.
+    """
+    home = Path(os.path.realpath(root))
+    cached = home.parent.name == "snapshots" and (home.parent.parent / "blobs").is_dir()
+    allowed = (home, home.parent.parent / "blobs") if cached else (home,)
+    for path in paths:
+        real = Path(os.path.realpath(root / path))
+        if not any(folder in real.parents for folder in allowed):
+            raise DamagedError(
+                f"{shown(root / path)} is a link that leads out of the directory, to {shown(real)}; it is not carried. "
+                "Put the file itself there, or remove the link"
+            )
 
 
 def copy_sides(root: Path, output: Path, paths: Iterable[str]) -> tuple[SideFile, ...]:

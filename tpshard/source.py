@@ -29,6 +29,7 @@ from tpshard.listing import (
     storage_error,
 )
 from tpshard.opened import Stamp, open_weights, read_small, require_regular, require_unchanged
+from tpshard.quantisation.separate import with_separate
 from tpshard.strictjson import parse_config, parse_object
 from tpshard.weightsindex import INDEXES, WeightsSet, adapter_weights, check_index, choose_weights, is_adapter_alone
 
@@ -125,6 +126,8 @@ def open_source(
     config_name = ADAPTER_CONFIG if adapter else CONFIG
     chosen = adapter_weights(listing) if adapter else choose_weights(listing)
     config_raw, config = _config(listing, root, config_name)
+    if not adapter:
+        config = with_separate(config, root)
     index, weight_map, total_size = _index(listing, root, chosen)
     names = sorted(set(weight_map.values()) if weight_map is not None else chosen.files, key=natural_key)
     _check_present(listing, root, names, index)

@@ -11,6 +11,7 @@ from .fields import Fields
 from .header import Frame, WeightsFile, frame_reader, read_header
 from .torchfile import read_torch
 
+LONGEST_NAME = 255  # bytes of one part of a path, on every file system in use
 LARGEST_FRAME = 1 << 28  # bytes of all headers of a source together
 
 
@@ -63,7 +64,8 @@ def plain_name(item: Fields) -> str:
     """A relative path that stays inside the directory."""
     name = item.text()
     parts = name.split("/")
-    if not name or "\\" in name or "\0" in name or any(part in ("", ".", "..") for part in parts):
+    outside = any(part in ("", ".", "..") or len(part.encode("utf-8", "replace")) > LONGEST_NAME for part in parts)
+    if outside or "\\" in name or "\0" in name:
         item.wrong(f"is {name[:80]!r}, not a plain path inside the directory")
     return name
 

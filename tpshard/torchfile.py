@@ -26,7 +26,7 @@ _AGAIN = "Download or copy the file again."
 _SAVE = "Load the model with transformers and save it with save_pretrained, which writes safetensors."
 
 
-def read_torch(read: Read, size: int, name: str) -> WeightsFile:
+def read_torch(read: Read, size: int, name: str, within: str | None = None) -> WeightsFile:
     """Find the tensors of a ``pytorch_model.bin`` of ``size`` bytes.
 
     The pickle must hold one mapping from names to contiguous tensors. Two names of one and the same
@@ -34,6 +34,9 @@ def read_torch(read: Read, size: int, name: str) -> WeightsFile:
     frame. :class:`UnsupportedError` for anything but tensors (nothing of it is executed), views that
     are not contiguous or overlap in part, compressed entries, the tar format before torch 0.1.10, and
     a frame over 64 MiB; :class:`DamagedError` for what is cut short or contradicts itself.
+
+    With ``within`` (an engine's file) the tensors are those of the mapping under that key, or for "" of the whole one;
+    everything else is skipped, whatever it is, nothing of it is executed, and the frame is empty.
     """
     touched: list[tuple[int, int]] = []
 
@@ -43,13 +46,30 @@ def read_torch(read: Read, size: int, name: str) -> WeightsFile:
 
     start = read_exactly(noted, 0, min(size, 4), name, size)
     if start.startswith(b"PK\3\4"):
-        state, storages = _read_zip(noted, size, name)
+        state, storages = _read_zip(noted, size, name, within is not None)
     elif start[:1] == b"\x80":
         state, storages = _read_legacy(noted, size, name)
     else:
         _refuse_other(read, size, name)
+    if within is not None:
+        state = _tensors_in(state, within, name)
     tensors, aliases = _place(state, storages, name)
+    if within is not None:
+        _check_untouched(tensors, touched, name)
+        return WeightsFile(name, size, "torch", tensors, {}, aliases, ())
     return WeightsFile(name, size, "torch", tensors, {}, aliases, _frame(read, size, name, tensors, touched))
+
+
+def _tensors_in(state: object, within: str, name: str) -> dict[str, View]:
+    """The tensors of a mapping inside a mapping; what else is there is left."""
+    if within and isinstance(state, dict):
+        held = ", ".join(str(key) for key in list(state)[:8])
+        state = state.get(within)
+        if not isinstance(state, dict):
+            raise UnsupportedError(f"{name} holds no mapping {within!r} of tensors, only {held:.200}")
+    if not isinstance(state, dict):
+        raise UnsupportedError(f"{name} holds no mapping of tensors")
+    return {key: value for key, value in state.items() if type(key) is str and isinstance(value, View)}
 
 
 def _refuse_other(read: Read, size: int, name: str) -> NoReturn:
@@ -61,7 +81,7 @@ def _refuse_other(read: Read, size: int, name: str) -> NoReturn:
     raise DamagedError(f"{name} ({size:,} bytes, beginning with {head[:8]!r}) is not a file of torch.save. {_AGAIN}")
 
 
-def _read_zip(read: Read, size: int, name: str) -> tuple[object, dict[str, tuple[int, int]]]:
+def _read_zip(read: Read, size: int, name: str, skip: bool) -> tuple[object, dict[str, tuple[int, int]]]:
     archive = Archive(read, size, name)
     pickles = [entry for entry in archive.entries if entry.endswith("/data.pkl") and entry.count("/") == 1]
     if len(pickles) != 1:
@@ -86,7 +106,7 @@ def _read_zip(read: Read, size: int, name: str) -> tuple[object, dict[str, tuple
         storage = storage_of(found)
         return named.setdefault(storage.key + "/" + storage.dtype, storage)
 
-    state = load(io.BytesIO(raw).read, torch_globals(), persistent, name)
+    state = load(io.BytesIO(raw).read, torch_globals(), persistent, name, skip=skip)
     storages: dict[str, tuple[int, int]] = {}
     for storage in named.values():
         data = archive.entries.get(f"{folder}data/{storage.key}")

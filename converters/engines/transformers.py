@@ -21,7 +21,7 @@ from tpshard.exporting.parts import Model
 
 ENGINE = "transformers"
 SUMMARY = "torch's sharded safetensors, loaded by transformers with a distributed_config at any degree"
-VERSIONS = (Version("5.24", "loaded by transformers 5.24.0 and torch 2.13 under gloo at the same and at other degrees"),)
+VERSIONS = (Version("5.24", "loaded by transformers 5.24.0 under gloo at the same and at other degrees"),)
 
 PATTERN = re.compile(r"shard-(?P<tp>\d{5})-model-(?P<part>\d{5})-of-\d{5}\.safetensors")
 FIRST = 1
@@ -69,12 +69,25 @@ RENAMED: Mapping[str, tuple[tuple[str, str], ...]] = {
 """What a class calls otherwise in memory than in its checkpoints (a part of transformers' conversion mapping)."""
 
 UNLIKE = frozenset(
-    """
-    AXK1 AXK2 AriaText BailingHybrid Cosmos3Edge Cosmos3Omni DeepseekV4 Dory Flint Fuyu GraniteMoe GraniteMoeHybrid
-    GraniteMoeShared HYV3 HYV4 HrmText Inkling2 Inkling2Loop KimiLinear Kolibri1 Laguna LaraMini OlmoHybrid Qwen4Exp
-    """.split()
-)
-"""Of causal models (without the ending ForCausalLM): those whose other names or fusions in memory are not said here."""
+    {
+        "AXK1ForCausalLM", "AXK2ForCausalLM", "AriaForConditionalGeneration", "AriaTextForCausalLM",
+        "AudioFlamingo3ForConditionalGeneration", "BailingHybridForCausalLM", "Cosmos3EdgeForConditionalGeneration",
+        "Cosmos3OmniForConditionalGeneration", "DeepseekOcr2ForConditionalGeneration", "DeepseekV4ForCausalLM",
+        "DoryForCausalLM", "Dots3NoteForConditionalGeneration", "Emu3ForConditionalGeneration", "EncoderDecoderModel",
+        "Ernie4_5_VLMoeForConditionalGeneration", "EsmForMaskedLM", "FlintForCausalLM", "FuyuForCausalLM",
+        "GlmAsrForConditionalGeneration", "GraniteMoeForCausalLM", "GraniteMoeHybridForCausalLM",
+        "GraniteMoeSharedForCausalLM", "GraniteSpeechForConditionalGeneration",
+        "GraniteSpeechPlusForConditionalGeneration", "GteForMaskedLM", "HYV3ForCausalLM", "HYV4ForCausalLM",
+        "HrmTextForCausalLM", "Inkling2ForCausalLM", "Inkling2LoopForCausalLM", "JinaEmbeddingsV3ForMaskedLM",
+        "KimiLinearForCausalLM", "Kolibri1ForCausalLM", "LagunaForCausalLM", "LaraMiniForCausalLM",
+        "LongcatFlashForCausalLM", "MarianMTModel", "MusicFlamingoForConditionalGeneration", "NomicBertForMaskedLM",
+        "OlmoHybridForCausalLM", "Qwen2AudioForConditionalGeneration", "Qwen4ExpForCausalLM",
+        "T5Gemma2ForConditionalGeneration", "T5GemmaForConditionalGeneration", "UltraVBertForMaskedLM",
+        "UltrabertForMaskedLM", "VibeVoiceAsrForConditionalGeneration", "VoxtralForConditionalGeneration",
+        "VoxtralRealtimeForConditionalGeneration",
+    }
+)  # fmt: skip
+"""Classes whose other names, fusions or copies in memory are not said here."""
 
 
 def table(model: Model, version: str) -> EngineTable:
@@ -84,11 +97,11 @@ def table(model: Model, version: str) -> EngineTable:
         UnsupportedError: the class has other names in memory than in its checkpoints, and they are not known here.
     """
     name = model.architecture
-    if name.removesuffix("ForCausalLM") in UNLIKE:
+    if name in UNLIKE or _names_bias_twice(model):
         raise UnsupportedError(
-            f"{name} has other names or fusions in memory than in its checkpoints, and transformers loads distributed "
-            "checkpoints by those in memory; they are not known here. Load the checkpoint itself: transformers cuts it "
-            "while loading"
+            f"{name or 'this model'} has other names in memory than in its checkpoints, and transformers loads "
+            "distributed checkpoints by those in memory, which are not known here; load the checkpoint itself: "
+            "transformers cuts it while loading"
         )
     return EngineTable(
         EXPERTS,
@@ -99,6 +112,15 @@ def table(model: Model, version: str) -> EngineTable:
         metadata={"format": "pt", "DCP_VERSION": "1.0"},
         described=described,
     )
+
+
+def _names_bias_twice(model: Model) -> bool:
+    """Whether the bias of a head for masked words is in memory under the name of its last matrix, too."""
+    names = {tensor.name for tensor in model.tensors}
+    beside = {"lm_head.dense.weight", "lm_head.decoder.weight", "lm_head.layer_norm.weight"}
+    if any(name.endswith("predictions.bias") for name in names):
+        return True
+    return "lm_head.bias" in names and not names.isdisjoint(beside)
 
 
 def file_name(grid: Grid, rank: Rank, part: int, parts: int) -> str:

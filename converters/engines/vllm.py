@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from tpshard.errors import UnsupportedError
-from tpshard.exporting.enginetable import CUT, OWN, WHOLE, Constant, EngineTable, Entry, Version
+from tpshard.exporting.enginetable import OWN, WHOLE, Constant, EngineTable, Entry, Version
 from tpshard.exporting.grid import Grid, Rank
 from tpshard.exporting.parts import Model, Part
 from tpshard.intervals import Bounds
@@ -31,24 +32,34 @@ PATTERN = re.compile(r"model-(?:rank|pp-(?P<pp>\d{1,4})-tp)-(?P<tp>\d{1,4})-part
 ONE = struct.pack("<f", 1.0)
 SCALES = tuple(f"_{name}_scale" for name in ("k", "v", "q", "prob"))  # buffers of every attention layer since 0.12
 SHARED = "{outer}.experts._shared_experts._layer"
+GATE_UP = Entry("gate up", "{parent}.gate_up_proj.{kind}", fused="{module}.{kind}")
 
 
-def _attention(scales: Sequence[str], form: str = CUT) -> tuple[Entry, ...]:
-    beside = tuple(Constant(f"{{parent}}.attn.{name}", "F32", ONE) for name in scales)
-    return (
-        Entry("q k v", "{parent}.qkv_proj.{kind}", fused="{module}.{kind}", form=form, beside=beside),
-        Entry("gate up", "{parent}.gate_up_proj.{kind}", fused="{module}.{kind}"),
-    )
+def _scaled(name: str, scales: Sequence[str]) -> tuple[Constant, ...]:
+    return tuple(Constant(f"{{parent}}.{name}.{scale}", "F32", ONE) for scale in scales)
+
+
+def _attention(scales: Sequence[str]) -> tuple[Entry, ...]:
+    beside = _scaled("attn", scales)
+    return (Entry("q k v", "{parent}.qkv_proj.{kind}", fused="{module}.{kind}", beside=beside), GATE_UP)
+
+
+def _apart(model: Model, scales: Sequence[str]) -> tuple[Entry, ...]:
+    """Of a class that runs transformers' modules: attention as in the checkpoint, norms over all heads whole."""
+    beside = _scaled("attn", scales)
+    fused = Entry("q k v", "{own}", form=OWN, beside=beside)
+    norms = [Entry(f"norm {at}_norm", "{own}", form=WHOLE) for at in "qk"]
+    is_fused = any(part.word == "q" and part.strand is not None for part in model.parts)
+    return (fused if is_fused else Entry("q", "{own}", beside=beside), *norms, GATE_UP)
 
 
 def _latent(scales: Sequence[str]) -> tuple[Entry, ...]:
-    beside = tuple(Constant(f"{{parent}}.mla_attn.mla_attn.{name}", "F32", ONE) for name in scales)
     return (
         Entry("q_a kv_a", "{parent}.fused_qkv_a_proj.{kind}", form=WHOLE, needs="q_a"),
         Entry("norm q_a_layernorm", "{parent}.mla_attn.q_a_layernorm.{kind}"),
         Entry("q_b", "{parent}.mla_attn.q_b_proj.{kind}"),
         Entry("q", "{parent}.mla_attn.q_proj.{kind}"),
-        Entry("o", "{parent}.mla_attn.o_proj.{kind}", beside=beside),
+        Entry("o", "{parent}.mla_attn.o_proj.{kind}", beside=_scaled("mla_attn.mla_attn", scales)),
     )
 
 
@@ -66,76 +77,116 @@ def _mixture(router: str, bank: str) -> tuple[Entry, ...]:
 
 REST = (Entry("head", "lm_head.{kind}"), Entry("*", "{own}", kinds=("weight", "bias", "")))
 
-GATE_INSIDE, GATE_BESIDE = "experts.gate", "gate"  # where the class registers its router first in the alphabet
-ROUTERS = {
-    "DeepseekV2ForCausalLM": GATE_INSIDE,
-    "DeepseekV3ForCausalLM": GATE_INSIDE,
-    "MixtralForCausalLM": GATE_BESIDE,
-    "Qwen2MoeForCausalLM": GATE_BESIDE,
-    "Qwen3MoeForCausalLM": GATE_INSIDE,
+GATE_INSIDE, GATE_BESIDE = "experts.gate", "gate"  # where a class registers its router first in the alphabet
+
+
+class Class(NamedTuple):
+    """How one of vLLM's classes goes another way than most.
+
+    Args:
+        router: of a class with routed experts the name of its router, below the module of the feed-forward.
+        own_attention: whether queries, keys and values stay apart, or fused in the checkpoint's order. So it is where
+            vLLM has no class of its own and runs transformers' modules; a norm over all heads is then whole, too.
+        head: whether there is one; a class without looks tokens up backwards in the embedding.
+        rename: what it calls otherwise than the checkpoint.
+        since: the first version whose names are known.
+    """
+
+    router: str = ""
+    own_attention: bool = False
+    head: bool = True
+    rename: tuple[tuple[str, str], ...] = ()
+    since: str = "0.32"
+
+
+CLASSES: Mapping[str, Class] = {
+    "BloomForCausalLM": Class(),
+    "CohereForCausalLM": Class(head=False, since="0.33"),
+    "DeepseekV2ForCausalLM": Class(GATE_INSIDE),
+    "DeepseekV3ForCausalLM": Class(GATE_INSIDE),
+    "FalconForCausalLM": Class(),
+    "GPTNeoXForCausalLM": Class(own_attention=True, rename=(("gpt_neox.", "model."),)),
+    "Gemma2ForCausalLM": Class(head=False),
+    "Gemma3ForCausalLM": Class(),
+    "GraniteForCausalLM": Class(since="0.33"),
+    "LlamaForCausalLM": Class(since="0.11"),
+    "MistralForCausalLM": Class(since="0.11"),
+    "MixtralForCausalLM": Class(GATE_BESIDE, rename=((".mlp.", ".block_sparse_moe."),), since="0.11"),
+    "OPTForCausalLM": Class(),
+    "Olmo2ForCausalLM": Class(own_attention=True, since="0.33"),
+    "Phi3ForCausalLM": Class(),
+    "Qwen2ForCausalLM": Class(since="0.11"),
+    "Qwen2MoeForCausalLM": Class(GATE_BESIDE),
+    "Qwen3ForCausalLM": Class(since="0.11"),
+    "Qwen3MoeForCausalLM": Class(GATE_INSIDE, since="0.11"),
+    "StableLmForCausalLM": Class(since="0.33"),
+    "Starcoder2ForCausalLM": Class(own_attention=True, since="0.33"),
 }
-"""Of classes with routed experts: the name under which the router is stored, below the module of the feed-forward."""
+"""Classes whose names and bytes were compared with those that the loader of 0.33 holds."""
 
-RENAMED = {
-    "GPTNeoXForCausalLM": (("gpt_neox.", "model."),),
-    "MixtralForCausalLM": ((".mlp.", ".block_sparse_moe."),),  # files that transformers 5 wrote
+CANNOT = {
+    "MPTForCausalLM": "it has had no such class since 0.28",
+    "MptForCausalLM": "it has had no such class since 0.28",
+    "PhiForCausalLM": "its loader of sharded_state does not know the bias of the head (KeyError 'lm_head.bias')",
 }
-"""What a class calls otherwise than the checkpoint."""
-
-IN_TRANSFORMERS = frozenset({"GPTNeoXForCausalLM"})
-"""Classes that vLLM runs by transformers' own code: a fused matrix stays in the checkpoint's order."""
-
-HEAD_IS_EMBEDDING = frozenset({"Gemma2ForCausalLM", "GemmaForCausalLM", "CohereForCausalLM", "Cohere2ForCausalLM"})
-"""Classes without a head of their own: they look tokens up backwards in the embedding."""
-
-CHECKED = frozenset(
-    {
-        *ROUTERS, *RENAMED, "FalconForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "LlamaForCausalLM",
-        "MistralForCausalLM", "OPTForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM",
-    }
-)  # fmt: skip
-"""Classes whose names and bytes were compared with the loader's."""
-
-
-READ = frozenset(
-    {
-        "LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM",
-        "Qwen3MoeForCausalLM",
-    }
-)  # fmt: skip
-"""Classes whose names were read in the source of 0.11."""
+"""Why vLLM itself cannot read a class back."""
 
 
 def table(model: Model, version: str) -> EngineTable:
     """What vLLM stores of a model.
 
     Raises:
-        UnsupportedError: the names that the model's class has are not known.
+        UnsupportedError: the names that the model's class has are not known, or vLLM itself cannot load it.
     """
-    name, is_old = model.architecture, version == "0.11"
-    known = READ if is_old else CHECKED
+    name = model.architecture
+    if name in CANNOT:
+        raise UnsupportedError(f"vLLM {version} cannot load a sharded_state of {name}: {CANNOT[name]}")
+    known = {each: one for each, one in CLASSES.items() if _number(one.since) <= _number(version)}
     if name not in known:
         raise UnsupportedError(
             f"vLLM {version}'s names for {name or 'a model without architectures in config.json'} are not known; those "
             f"of {', '.join(sorted(known))} are"
         )
+    one, is_old = known[name], version == "0.11"
+    if "router" in model.words and not one.router:
+        raise UnsupportedError(f"vLLM's {name} has no experts, and this model has; see architectures in its config.json")
+    _require_correction(model)
     scales = () if is_old else SCALES
-    attention = _attention(scales, OWN if name in IN_TRANSFORMERS else CUT)
-    entries = [*(_latent(scales) if "kv_a" in model.words else ()), *attention]
-    if "router" in model.words:
-        entries += _mixture(GATE_BESIDE, "") if is_old else _mixture(ROUTERS[name], "routed_experts.")
+    entries = list(_latent(scales) if "kv_a" in model.words else ())
+    entries += _apart(model, scales) if one.own_attention else _attention(scales)
+    if one.router:
+        entries += _mixture(GATE_BESIDE, "") if is_old else _mixture(one.router, "routed_experts.")
     return EngineTable(
         (*entries, *REST),
         file_name,
         vocabulary=rows,
         stages=stages,
-        tied=("embed",) if name in HEAD_IS_EMBEDDING else ("head",),
-        tied_last="embed" if name in HEAD_IS_EMBEDDING else "head",
+        tied=("head",) if one.head else ("embed",),
+        tied_last="head" if one.head else "embed",
         drop=lambda part: _dropped(part, model),
-        rename=RENAMED.get(name, ()),
+        kv_shared=not one.own_attention,  # transformers' modules cut keys like any matrix, through heads
+        rename=one.rename,
         part_bytes=5 << 30,
         most=(1 if is_old else None, None),
     )
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+def _require_correction(model: Model) -> None:
+    """Raise UnsupportedError where vLLM would not make the router's correction that the checkpoint has.
+
+    Source: ``models/deepseek_v2.py``, ``DeepseekV2MoE``: it is made where ``topk_method`` is ``noaux_tc``.
+    """
+    found = next((part.tensor.name for part in model.parts if part.word == "router" and not part.kind), None)
+    method = model.config.values.get("topk_method")
+    if found and "kv_a" in model.words and method != "noaux_tc":
+        raise UnsupportedError(
+            f"vLLM has no place for {found} where config.json says topk_method {method!r:.40}; add "
+            '"topk_method": "noaux_tc" to the config.json of the checkpoint, as its release has it'
+        )
 
 
 def _dropped(part: Part, model: Model) -> str:

@@ -10,7 +10,7 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +217,13 @@ def _take_apart(model_type: str, directory: Path, config: Any) -> None:
             for part, piece in zip(order, whole.split(sizes(config)), strict=True):
                 tensors[names[part]] = piece.contiguous()
         save_file(tensors, path, metadata)
+
+
+def taken_apart(model_type: str, shapes: Mapping[str, tuple[int, ...]], config: Any) -> dict[str, tuple[int, ...]]:
+    """The true shapes of tensors that transformers takes apart into equal pieces, from those of the pieces."""
+    pattern, order, sizes = _JOINED[model_type]
+    found = {name: match[2] for name in shapes if (match := pattern.fullmatch(name))}
+    return {name: (sizes(config)[order.index(part)], *shapes[name][1:]) for name, part in found.items()}
 
 
 def _files(directory: Path) -> Iterator[tuple[Path, dict[str, str], dict[str, torch.Tensor]]]:

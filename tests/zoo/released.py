@@ -1,7 +1,7 @@
 """Checkpoints of released sizes with nothing in them: true names and shapes in sparse files.
 
 The config is the one that the class of transformers has by default, which for most types is that of a released
-model (its docstring says which). Names and shapes are the model's own, on the meta device, under the hub's names.
+model (its docstring says which); where that makes no model, a released one's numbers (:mod:`.releases`). Names and shapes are the model's own, on the meta device, under the hub's names.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import torch
 from transformers import CONFIG_MAPPING
 from transformers.core_model_loading import revert_weight_conversion
 
-from .models import _own, class_of
+from .models import _JOINED, _own, class_of, taken_apart
+from .releases import RELEASES
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -24,7 +25,7 @@ Shapes = dict[str, tuple[int, ...]]
 def released(model_type: str, task: str = "causal") -> tuple[dict[str, Any], Shapes]:
     """The default config, and the shape of every tensor in a file by its name; tied tensors once."""
     cls = class_of(model_type, task)
-    config = _own(cls, CONFIG_MAPPING[model_type]())
+    config = _own(cls, CONFIG_MAPPING[model_type](**RELEASES.get(model_type, {})))
     with torch.device("meta"):
         model = cls(config)
     state, seen = {}, set()
@@ -35,6 +36,8 @@ def released(model_type: str, task: str = "causal") -> tuple[dict[str, Any], Sha
             seen.add(id(value))
             state[name] = value.detach()
     shapes = {name: tuple(value.shape) for name, value in revert_weight_conversion(model, state).items()}
+    if model_type in _JOINED:
+        shapes |= taken_apart(model_type, shapes, model.config)
     values = json.loads(model.config.to_json_string(use_diff=False))
     return values | {"architectures": [cls.__name__]}, shapes
 

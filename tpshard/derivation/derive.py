@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tpshard.errors import UnsupportedError, UsageError
+from tpshard.errors import TpshardError, UnsupportedError, UsageError
 from tpshard.listing import shown
 from tpshard.strictjson import parse_object
 from tpshard.table import template_of
@@ -21,7 +21,7 @@ from .draft import Draft, Drafter, RuleDraft
 from .noise import experiments
 from .numbers import Numbers, defaults
 from .probe import Probe
-from .proof import Trial, tried
+from .proof import Trial, tried, without_paths
 from .specimens import Specimens
 from .structure import Structure, structure
 from .sums import meeting
@@ -97,8 +97,11 @@ def derive(
     code = sorted(source.glob("*.py")) if trust_remote_code else []
     with tempfile.TemporaryDirectory(prefix="tpshard-derive-") as directory:
         note("building it small")
-        specimens = Specimens(values, Path(directory), code, trust_remote_code=trust_remote_code)
-        found = _Finder(specimens, trust_remote_code, note).found()
+        try:
+            specimens = Specimens(values, Path(directory), code, trust_remote_code=trust_remote_code)
+            found = _Finder(specimens, trust_remote_code, note).found()
+        except TpshardError as error:
+            raise type(error)(without_paths(str(error), Path(directory))) from None
         derivation = Derivation(str(source), str(values.get("model_type", "")), found.origin.class_name)
         _prove(derivation, specimens, found, degrees, Path(directory), trust_remote_code, note)
     derivation.seconds = time.monotonic() - started

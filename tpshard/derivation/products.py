@@ -9,7 +9,7 @@ Rectifiers and softmaxes run smooth under the watch: see :mod:`.smooth`. The pro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from tpshard.source import open_source
 from tpshard.verdicts import PASSED, worst
 
 TOKENS = 12
+BY_PLAN = "not reached by the run, and by plan: "  # how the level forward begins what plan says of unreached tensors
 
 
 @dataclass
@@ -40,6 +42,11 @@ def tried(checkpoint: Path, table: Path, degrees: Sequence[int], *, trust_remote
     return [_tried(checkpoint, table, tp_size, trust_remote_code) for tp_size in degrees]
 
 
+def without_paths(message: str, directory: Path) -> str:
+    """A message that names no path below a directory which is gone when it is read."""
+    return re.sub(rf"{re.escape(str(directory))}[\w./-]*", "the tiny checkpoint", message)
+
+
 def _tried(checkpoint: Path, table: Path, tp_size: int, trust_remote_code: bool) -> Trial:
     from tpshard.numerics.forward import run_ranks
     from tpshard.numerics.ways import ZERO_PAD
@@ -50,7 +57,7 @@ def _tried(checkpoint: Path, table: Path, tp_size: int, trust_remote_code: bool)
         try:
             report = split(checkpoint, shards, tp_size)
         except TpshardError as error:
-            trial.problem, trial.uncut = str(error), "ranks cannot share the axis" in str(error)
+            trial.problem, trial.uncut = without_paths(str(error), checkpoint.parent), "ranks cannot share the axis" in str(error)
             return trial
         try:
             opened = open_shards(shards)
@@ -62,13 +69,14 @@ def _tried(checkpoint: Path, table: Path, tp_size: int, trust_remote_code: bool)
                 trust_remote_code=trust_remote_code,
             )  # fmt: skip
         except TpshardError as error:
-            trial.problem = str(error)
+            trial.problem = without_paths(without_paths(str(error), Path(directory)), checkpoint.parent)
             return trial
         trial.points, trial.collectives = len(verdict.measures), verdict.collectives
         measure = worst(verdict.measures)
         trial.error = measure.error if measure else 0.0
         if verdict.verdict != PASSED:
             trial.problem = verdict.findings[0].message if verdict.findings else f"the verdict is {verdict.verdict}"
+            trial.misnamed = bool(verdict.findings) and all(BY_PLAN in found.message for found in verdict.findings)
         elif not trial.merged:
             trial.problem = "merging does not give the files that were split"
         else:

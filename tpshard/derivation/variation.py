@@ -91,6 +91,7 @@ def _with(values: Mapping[str, Any], runs: Callable[[Mapping[str, Any]], bool], 
 def _others(value: int, turn: int) -> list[int]:
     ratios = _FACTORS_SMALL if value <= SMALL else _FACTORS_LARGE
     factors = [value * a // b for a, b in ratios if value * a % b == 0 and value * a // b > 1]
+    factors = factors or [2 * value]  # an odd size, as a vocabulary's may be
     return factors[turn % len(factors) :] + factors[: turn % len(factors)]
 
 

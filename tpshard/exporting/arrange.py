@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple
 
-from tpshard.axes import Axis, Padded
+from tpshard.axes import Axis, Heads, Padded
 from tpshard.degrees import equal_degrees, listed
 from tpshard.errors import UnsupportedError, short
+from tpshard.intervals import dealt
 from tpshard.layout import Layout, Piece, Stored
 
 from .enginetable import GROUPED, WHOLE, EngineTable, Entry
@@ -87,7 +88,7 @@ def arrange(model: Model, table: EngineTable, grid: Grid, engine: str) -> Arrang
         raise UnsupportedError(f"{engine} stores none of this model's tensors")
     _require_degree(kept, table, grid, engine)
     words = words_of(kept, model)
-    groups: dict[tuple[str, int], _Group] = {}
+    groups: dict[tuple[str, int, int], _Group] = {}
     fixed: dict[str, Fixed] = {}
     for part in kept:
         for shown, stages in _stages(part, model, table, grid):
@@ -98,13 +99,13 @@ def arrange(model: Model, table: EngineTable, grid: Grid, engine: str) -> Arrang
                     "move bytes and do not transpose"
                 )
             for single in singles(shown, entry):
-                _add(groups, single, entry, stages, table, grid)
+                _add(groups, single, entry, stages, table, grid, model.experts)
             for constant in entry.beside:
                 name = rendered(constant.name, shown, table, _number(shown, table, grid, stages))
                 on = frozenset(n for n, rank in enumerate(grid.ranks) if rank.pp in stages)
                 fixed[name] = Fixed(name, constant.dtype, constant.shape, constant.data, on)
     forms = Forms(table, grid, model.experts)
-    made = [_stored(name, group, forms, grid, engine) for (name, _), group in groups.items()]
+    made = [_stored(name, group, forms, grid, engine) for (name, _, _), group in groups.items()]
     if table.sorted_names:
         made.sort(key=lambda found: found[0].name)
     tensors = {t.name: t for t in model.tensors if t.name not in dropped}
@@ -121,6 +122,12 @@ def _require_degree(parts: Sequence[Part], table: EngineTable, grid: Grid, engin
         for dim in part.dims:
             axes.update(dict.fromkeys((axis for axis in dim.axes if not isinstance(axis, Padded)), part.tensor.name))
     for axis, tensor in axes.items():
+        if isinstance(axis, Heads) and not table.kv_shared and grid.tp_size > axis.kv_heads:
+            fit = [degree for degree in equal_degrees(axes) if degree <= axis.kv_heads]
+            raise UnsupportedError(
+                f"{engine} cannot load this model at TP {grid.tp_size}: {short(tensor)} has {axis.kv_heads} KV heads, "
+                f"and there ranks do not share one; it can at {listed(fit)}"
+            )
         if not axis.is_equal(grid.tp_size) if not table.uneven else not axis.serves(grid.tp_size):
             raise UnsupportedError(
                 f"{engine} cannot load this model at TP {grid.tp_size}: {short(tensor)} is cut along '{axis.name}' "
@@ -165,6 +172,7 @@ def entry_of(part: Part, words: frozenset[str], table: EngineTable, engine: str)
     for entry in table.entries:
         if (
             part.kind in entry.kinds
+            and (entry.layers is None or part.layer in entry.layers)
             and (part.word in entry.order or entry.words == "*")
             and words.issuperset((*entry.needs.split(), *(entry.order if entry.words != "*" else ())))
             and not words.intersection(entry.lacks.split())
@@ -196,12 +204,12 @@ def template_of_entry(part: Part, entry: Entry) -> str:
     return entry.fused if entry.fused and part.strand is not None and not part.bank else entry.name
 
 
-def rendered(template: str, part: Part, table: EngineTable, layer: int | None) -> str:
-    """The name that a template gives a part whose layer has this number."""
+def rendered(template: str, part: Part, table: EngineTable, layer: int | None, expert: int | None = None) -> str:
+    """The name that a template gives a part whose layer has this number, and its expert, where it is another."""
     return template.format(
         own=table.renamed(part.tensor.name), module=table.renamed(part.module), parent=table.renamed(part.parent),
         outer=table.renamed(part.parent).rpartition(".")[0], leaf=part.leaf, kind=part.kind, layer=layer,
-        expert=part.expert,
+        expert=part.expert if expert is None else expert,
     )  # fmt: skip
 
 
@@ -213,11 +221,17 @@ def _number(part: Part, table: EngineTable, grid: Grid, stages: Sequence[int]) -
 
 
 def _add(
-    groups: dict[tuple[str, int], _Group], part: Part, entry: Entry, stages: tuple[int, ...], table: EngineTable,
-    grid: Grid,
+    groups: dict[tuple[str, int, int], _Group], part: Part, entry: Entry, stages: tuple[int, ...], table: EngineTable,
+    grid: Grid, model_experts: int,
 ) -> None:  # fmt: skip
-    name = rendered(template_of_entry(part, entry), part, table, _number(part, table, grid, stages))
-    group = groups.setdefault((name, stages[0] if table.local_layers else -1), _Group(entry, set()))
+    number, expert_group = None, -1
+    if table.local_experts and part.expert is not None and "{expert}" in template_of_entry(part, entry):
+        bounds = dealt(model_experts, grid.ep_size)
+        expert_group = next(n for n, (start, stop) in enumerate(bounds) if start <= part.expert < stop)
+        number = part.expert - bounds[expert_group][0]
+    name = rendered(template_of_entry(part, entry), part, table, _number(part, table, grid, stages), number)
+    key = (name, stages[0] if table.local_layers else -1, expert_group)
+    group = groups.setdefault(key, _Group(entry, set()))
     group.stages.update(stages)
     word = entry.order.index(part.word) if part.word in entry.order else 0
     expert = -1 if part.expert is None else part.expert

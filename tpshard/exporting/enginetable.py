@@ -68,6 +68,7 @@ class Entry(NamedTuple):
         lacks: words that it must not have.
         beside: what the engine demands beside it.
         stage: ``first`` or ``last`` for what is of no layer; "" as it is usual.
+        layers: of which layers it is; None: of all, and of what is of none.
     """
 
     words: str
@@ -79,6 +80,7 @@ class Entry(NamedTuple):
     lacks: str = ""
     beside: tuple[Constant, ...] = ()
     stage: str = ""
+    layers: frozenset[int] | None = None
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -112,9 +114,11 @@ class EngineTable:
         vocabulary: ``rows(vocab, tp_size)``: the rows that every rank stores, padding included. None: as the family.
         stages: how layers are dealt to pipeline stages.
         local_layers: whether layers are numbered from 0 in every stage.
+        local_experts: whether experts are numbered from 0 in every group of experts.
         tied: the names under which a head that is the embedding is stored where one stage has both.
         tied_last: that of the last stage where the embedding is on another; "" if it has none.
         uneven: whether ranks may be unequal.
+        kv_shared: whether several ranks may hold the same KV head.
         ep_inside: whether experts are dealt to the tensor-parallel ranks.
         whole_experts: whether they always are, whatever degree is asked for; needs ``ep_inside``.
         most: the largest ``(pp, ep)`` that the layout has, None: any.
@@ -124,6 +128,8 @@ class EngineTable:
         container: the format of the files.
         part_bytes: the largest size of a file where the user names none; 0: one file a rank.
         metadata: of safetensors files.
+        within: in files of torch.save the key under which the tensors are; "": nothing is around them.
+        around: what else is saved there by a rank, by key.
         chunked: whether tensors are chunks of the checkpoint's own, whatever heads and fusions are in them: see
             :mod:`.chunked`. ``entries`` then only say how matrices of single experts are stacked.
         described: what else the metadata of a safetensors file says, by where each of its tensors begins in the
@@ -139,9 +145,11 @@ class EngineTable:
     vocabulary: Callable[[int, int], int] | None = None
     stages: StageRule = equal_stages
     local_layers: bool = False
+    local_experts: bool = False
     tied: tuple[str, ...] = ("head",)
     tied_last: str = "head"
     uneven: bool = False
+    kv_shared: bool = True
     ep_inside: bool = True
     whole_experts: bool = False
     most: tuple[int | None, int | None] = (None, None)
@@ -150,6 +158,8 @@ class EngineTable:
     container: str = SAFETENSORS
     part_bytes: int = 0
     metadata: Mapping[str, str] = field(default_factory=lambda: {"format": "pt"})
+    within: str = ""
+    around: Callable[[Grid, Rank], Mapping[str, object]] | None = None
     chunked: bool = False
     described: Describer | None = None
     sides: SideWriter = field(default=lambda model, grid: {})

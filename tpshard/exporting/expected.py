@@ -91,7 +91,10 @@ def named(model: Model, table: EngineTable, engine: str, found: list[Candidate])
             if table.drop(part) or (model.tied and part.word == "head"):
                 continue
             for shown in shown_as(part, model, table):
-                entry = entry_of(shown, words, table, engine)
+                try:
+                    entry = entry_of(shown, words, table, engine)
+                except UnsupportedError:  # the engine has no place for it, so its files are not of a model that has it
+                    continue
                 for single in singles(shown, entry):
                     name = rendered(template_of_entry(single, entry), single, table, part.layer)
                     yield Named(candidate, single, name)

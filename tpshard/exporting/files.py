@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from tpshard.errors import DamagedError, UnsupportedError, short
@@ -13,7 +15,9 @@ from tpshard.planning import Placed, PlacedFile, stored_bytes
 from tpshard.routing import Extent
 
 from .arrange import Arranged
-from .enginetable import SAFETENSORS, EngineTable
+from .enginetable import TORCH, EngineTable
+from .grid import Grid, Rank
+from .torchcontainer import TensorSpec, torch_file
 
 
 class _Held(NamedTuple):
@@ -50,10 +54,8 @@ def place_engine(arranged: Arranged, table: EngineTable, part_bytes: int | None 
     """The files of all ranks, each in parts of at most ``part_bytes`` (None: as the engine has it; 0: one file).
 
     Raises:
-        UnsupportedError: the engine's container is not safetensors; another module makes those.
+        UnsupportedError: two ranks would write one file, or the container has no type for a dtype.
     """
-    if table.container != SAFETENSORS:
-        raise UnsupportedError(f"files of the format {table.container!r} are not laid out here")
     limit = table.part_bytes if part_bytes is None else part_bytes
     grid, layout = arranged.grid, arranged.layout
     rows: list[list[Extent | None]] = [[None] * layout.size for _ in layout.stored]
@@ -65,18 +67,35 @@ def place_engine(arranged: Arranged, table: EngineTable, part_bytes: int | None 
             name = table.file_name(grid, rank, part, len(parts))
             if name in frames:
                 raise UnsupportedError(f"two ranks would write {name}; name the files otherwise")
-            metadata = _metadata(arranged, table, number, members)
-            header = build_header([(h.name, h.dtype, h.shape) for h in members], metadata, ALIGN)
-            frame, at = [(0, header)], len(header)
-            for tensor in members:
+            if table.container == TORCH:
+                frame, offsets, size = _in_torch_file(table, grid, rank, name, members)
+            else:
+                frame, offsets, size = _in_safetensors(_metadata(arranged, table, number, members), members)
+            for tensor, at in zip(members, offsets, strict=True):
                 if tensor.number < 0:
                     frame.append((at, tensor.data))
                 else:
                     rows[tensor.number][number] = Extent(tensor.name, len(files), at, tensor.nbytes)
-                at += tensor.nbytes
-            files.append(PlacedFile(name, at, number))
-            frames[name] = tuple(frame)
+            files.append(PlacedFile(name, size, number))
+            frames[name] = tuple(sorted(frame))
     return EngineFiles(Placed(layout, tuple(files), tuple(map(tuple, rows))), frames)
+
+
+_Container = tuple[list[tuple[int, bytes]], Sequence[int], int]
+"""What is known of a file, where its tensors lie, and its size in bytes."""
+
+
+def _in_safetensors(metadata: dict[str, str], members: Sequence[_Held]) -> _Container:
+    header = build_header([(h.name, h.dtype, h.shape) for h in members], metadata, ALIGN)
+    *offsets, size = accumulate((h.nbytes for h in members), initial=len(header))
+    return [(0, header)], offsets, size
+
+
+def _in_torch_file(table: EngineTable, grid: Grid, rank: Rank, name: str, members: Sequence[_Held]) -> _Container:
+    around = table.around(grid, rank) if table.around is not None else {}
+    specs = [TensorSpec(h.name, h.dtype, h.shape, h.nbytes) for h in members]
+    made = torch_file(specs, PurePosixPath(name).stem, within=table.within, around=around)
+    return list(made.frame), made.offsets, made.size
 
 
 def _metadata(arranged: Arranged, table: EngineTable, rank: int, members: Sequence[_Held]) -> dict[str, str]:

@@ -60,8 +60,14 @@ def grid_of(
     if ep_size > 1 and ep_size > model.experts:
         held = f"{model.experts} experts" if model.experts else "no experts"
         raise UnsupportedError(f"--ep {ep_size}: this model has {held}; choose --ep 1 to {max(model.experts, 1)}")
-    if table.whole_experts and model.experts:
+    if table.whole_experts and model.experts and ep_size == 1:
         ep_size = tp_size
+        if model.experts % tp_size and not table.uneven:
+            fit = [degree for degree in range(1, model.experts + 1) if model.experts % degree == 0]
+            raise UnsupportedError(
+                f"{engine} deals whole experts to its ranks, and {model.experts} of them are not {tp_size} equal "
+                f"shares; choose --tp {', '.join(map(str, fit))}"
+            )
     if stages is None:
         bounds = table.stages(model.layers, pp_size)
     return Grid(tp_size, bounds, ep_size, table.ep_inside)

@@ -65,7 +65,7 @@ class Part(NamedTuple):
     def parent(self) -> str:
         """The module that holds its module; for an expert's matrix the module of all experts."""
         path = self.module.split(".")
-        if self.expert is not None:
+        if self.expert is not None and not self.bank:
             return ".".join(path[: len(path) - 1 - path[::-1].index(str(self.expert))])
         return ".".join(path[:-1])
 

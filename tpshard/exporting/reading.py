@@ -1,7 +1,12 @@
 """Reads an engine's directory back: the same arrangement, held against the files that are there.
 
 A table's module may have ``PATTERN``, which its files' paths match, with the groups ``tp``, ``pp``, ``ep`` (numbers of
-the rank, counted from ``FIRST``, 0 where it is not said) and ``tp_size``, ``pp_size``, ``ep_size`` where names tell it.
+the rank, counted from ``FIRST``, 0 where it is not said) and ``tp_size``, ``pp_size``, ``ep_size`` where names tell it;
+where names have one number, the group ``rank``, ``place_of(number, config)`` tells its place by the config beside them.
+``CONTAINER`` is the files' format, ``WITHIN`` the key under which they hold tensors, ``IGNORED`` matches names of
+tensors that are no weights. Where layers or experts are numbered from 0 in every stage or group, ``NUMBERS`` matches
+their names with the group ``layer`` and others of experts. ``PP_OR_EP``: a name with one number more may mean either.
+Files that say themselves what they hold have ``origins_of``: see :mod:`.rectangles`.
 """
 
 from __future__ import annotations
@@ -10,6 +15,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 
@@ -31,6 +37,7 @@ from .expected import Candidate, candidates, held, named, provisional
 from .files import place_found
 from .given import Given, read_config
 from .grid import Grid, Rank
+from .localnames import global_names
 from .options import engine_and_version
 from .parts import Model, model_of
 from .rectangles import place_rectangles, rectangles_of, spelt_as, without_copies
@@ -103,15 +110,22 @@ def _opened(root: Path, module: ModuleType, version: str | None, values: Mapping
     for known in module.VERSIONS:
         if version not in (None, known.name):
             continue
-        for ep_inside in (False, True):
+        for one, ep_inside in product(_meant(module, found), (False, True)):
             try:
-                return _as(root, module, known.name, dict(values), found, ep_inside)
+                return _as(root, module, known.name, dict(values), one, ep_inside)
             except StorageError:
                 raise
             except TpshardError as error:
                 problem = problem or error
     assert problem is not None
     raise problem
+
+
+def _meant(module: ModuleType, found: _Found) -> list[_Found]:
+    """What the files' names may mean: where a table says ``PP_OR_EP``, a lone number may be a group of experts."""
+    if not getattr(module, "PP_OR_EP", False) or found.size("pp") == 1 or found.size("ep") > 1:
+        return [found]
+    return [found, replace(found, places=tuple({**place, "pp": 0, "ep": place["pp"]} for place in found.places))]
 
 
 def _as_described(root: Path, module: ModuleType, values: Mapping[str, object], found: _Found) -> Given:
@@ -166,7 +180,12 @@ def _as(
         ep_size = tp_size
     if whole_experts and (ep_size == 1 or not model.experts or not of_engine.ep_inside):
         raise UnsupportedError(f"{shown(root)}: {engine} has no whole experts to deal here")
-    stages, names = _stages(model, of_engine, engine, possible, found)
+    numbers: re.Pattern[str] | None = getattr(module, "NUMBERS", None)
+    if numbers is None:
+        stages, names = _stages(model, of_engine, engine, possible, found)
+    else:
+        dtypes = [{info.name: info.dtype for info in file.tensors} for file in found.files]
+        stages, names = global_names(zip(found.places, dtypes, strict=True), numbers, model.layers, model.experts)
     grid = Grid(tp_size, stages, ep_size, of_engine.ep_inside)
     tensors = held(model, of_engine, engine, possible, names)
     model = model_of(config, family, table, tensors, match(table, tensors))
@@ -279,12 +298,20 @@ def _weights(root: Path, module: ModuleType) -> _Found:
         told = f"whose names are like {like.pattern}" if like else "which is not read back"
         raise UsageError(f"{shown(root)} holds no file of {module.ENGINE}, {told}")
     first = getattr(module, "FIRST", 0)
+    ignored: re.Pattern[str] | None = getattr(module, "IGNORED", None)
     files, stamps, places = [], [], []
     for name, groups in matched:
-        file, stamp = open_weights(root, name, getattr(module, "CONTAINER", "safetensors"))
+        container, within = getattr(module, "CONTAINER", "safetensors"), getattr(module, "WITHIN", None)
+        file, stamp = open_weights(root, name, container, within)
+        if ignored is not None:
+            kept = tuple(info for info in file.tensors if ignored.fullmatch(info.name) is None)
+            file = replace(file, tensors=kept)
         files.append(file)
         stamps.append(stamp)
-        places.append({of: int(groups.get(of) or first) - first for of in ("tp", "pp", "ep")})
+        if hasattr(module, "place_of"):
+            places.append(module.place_of(int(groups["rank"]), read_config(root)))
+        else:
+            places.append({of: int(groups.get(of) or first) - first for of in ("tp", "pp", "ep")})
     for of in ("tp", "pp", "ep"):
         sizes = {int(groups[f"{of}_size"]) for _, groups in matched if groups.get(f"{of}_size")}
         size = max(place[of] for place in places) + 1

@@ -59,7 +59,9 @@ def place_rectangles(files: Sequence[tuple[WeightsFile, int]], module: ModuleTyp
             if origin is None or len(origin) != len(info.shape) or any(at < 0 for at in origin):
                 raise DamagedError(f"{file.name} does not say where {short(info.name)} begins; copy it again")
             held.setdefault(info.name, []).append(_Rectangle(number, rank, info, origin))
-    tensors, stored, extents = {}, [], []
+    tensors: dict[str, Logical] = {}
+    stored: list[Stored] = []
+    extents: list[tuple[Extent | None, ...]] = []
     for name in sorted(held, key=natural_key):
         found = held[name]
         shape = _whole_shape(name, found)
@@ -67,7 +69,7 @@ def place_rectangles(files: Sequence[tuple[WeightsFile, int]], module: ModuleTyp
         tensors[name] = Logical(name, dtype, shape)
         if not shape:  # a number has no rectangle: every rank takes it from the files that have it
             by_rank = {one.rank: one for one in found}
-            row = [_extent(by_rank.get(rank, found[0])) for rank in range(ranks)]
+            row: list[Extent | None] = [_extent(by_rank.get(rank, found[0])) for rank in range(ranks)]
             stored.append(Stored(name, dtype, (Piece(name, whole_cut((), ranks)),)))
         else:
             stored.append(Stored(name, dtype, (Piece(name, _cut(name, shape, found, ranks)),)))
@@ -87,7 +89,7 @@ def without_copies(placed: Placed, tied: Mapping[str, str]) -> Placed:
     }  # fmt: skip
     tensors = {name: tensor for name, tensor in layout.tensors.items() if name not in copies}
     stored = tuple(
-        one._replace(pieces=tuple(piece._replace(tensor=copies.get(piece.tensor, piece.tensor)) for piece in one.pieces))
+        one._replace(pieces=tuple(Piece(copies.get(name, name), held) for name, held in one.pieces))
         for one in layout.stored
     )
     return Placed(Layout(layout.size, tensors, stored), placed.files, placed.extents)
@@ -155,10 +157,8 @@ def _cut(name: str, shape: tuple[int, ...], found: Sequence[_Rectangle], ranks: 
             )
     dims = []
     for d, extent in enumerate(shape):
-        runs = []
-        for rank in range(ranks):
-            one = of_rank.get(rank)
-            length = one.info.shape[d] if one is not None else 0
-            runs.append((Run(one.origin[d], length),) if one is not None and length else ())
+        held = [of_rank.get(rank) for rank in range(ranks)]
+        lengths = [(one.origin[d], one.info.shape[d]) if one is not None else (0, 0) for one in held]
+        runs = [(Run(start, length),) if length else () for start, length in lengths]
         dims.append(interned(extent, tuple(runs)))
     return cut(tuple(dims), ranks)

@@ -2,7 +2,7 @@
 
 ``torch.save`` would need the tensors; a plan has their names, dtypes and shapes only, and bytes that it moves itself.
 What is written is protocol 2 with the globals that torch's own files have (``torch/_tensor.py``, ``__reduce_ex__``),
-and nothing is remembered in a memo: a tensor is some 150 bytes.
+and only globals go to the memo: a tensor is some 100 bytes.
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ DTYPES = {**{dtype: _STORAGES[dtype] for dtype in _STORAGES}, **_NEWER}
 """The dtypes of safetensors that torch can save."""
 
 
+_BATCH = 2000  # keys and values of a container at a time, as Python's own pickler: what reads them keeps them on a stack
+
+
 class TensorAt(NamedTuple):
     """A tensor of ``shape`` that is the whole of the storage ``key``."""
 
@@ -62,89 +65,103 @@ def pickled(value: object) -> bytes:
     Raises:
         TypeError: it holds anything else.
     """
-    out = bytearray(b"\x80\x02")
-    _put(out, value)
-    return bytes(out + b".")
+    pickler = _Pickler()
+    pickler.put(value)
+    return bytes(pickler.out + b".")
 
 
-def _put(out: bytearray, value: object) -> None:
-    if isinstance(value, TensorAt):
-        _put_tensor(out, value)
-    elif isinstance(value, Namespace):
-        out += b"cargparse\nNamespace\n)\x81"
-        _put(out, dict(value.values))
-        out += b"b"
-    elif value is None:
-        out += b"N"
-    elif isinstance(value, bool):
-        out += b"\x88" if value else b"\x89"
-    elif isinstance(value, int):
-        _put_int(out, value)
-    elif isinstance(value, float):
-        out += b"G" + struct.pack(">d", value)
-    elif isinstance(value, str):
-        data = value.encode("utf-8", "surrogatepass")
-        out += b"X" + struct.pack("<I", len(data)) + data
-    elif isinstance(value, Mapping):
-        out += b"}"
-        if value:
-            out += b"("
-            for key, item in value.items():
-                _put(out, key)
-                _put(out, item)
-            out += b"u"
-    elif isinstance(value, tuple):
-        _put_tuple(out, value)
-    elif isinstance(value, list):
-        out += b"]"
-        if value:
-            out += b"("
-            for item in value:
-                _put(out, item)
-            out += b"e"
-    else:
-        raise TypeError(f"a {type(value).__name__} has no place in a state dict")
+class _Pickler:
+    """The opcodes so far, and which globals are in the memo: each is written out once."""
 
+    def __init__(self) -> None:
+        self.out = bytearray(b"\x80\x02")
+        self._memo: dict[str, bytes] = {}
 
-def _put_int(out: bytearray, value: int) -> None:
-    if 0 <= value < 1 << 8:
-        out += b"K" + struct.pack("<B", value)
-    elif 0 <= value < 1 << 16:
-        out += b"M" + struct.pack("<H", value)
-    elif -(1 << 31) <= value < 1 << 31:
-        out += b"J" + struct.pack("<i", value)
-    else:
-        data = value.to_bytes((value.bit_length() >> 3) + 1, "little", signed=True)
-        out += b"\x8a" + struct.pack("<B", len(data)) + data
+    def put(self, value: object) -> None:
+        out = self.out
+        if isinstance(value, TensorAt):
+            self._put_tensor(value)
+        elif isinstance(value, Namespace):
+            self._put_global("argparse", "Namespace")
+            out += b")\x81"
+            self.put(dict(value.values))
+            out += b"b"
+        elif value is None:
+            out += b"N"
+        elif isinstance(value, bool):
+            out += b"\x88" if value else b"\x89"
+        elif isinstance(value, int):
+            self._put_int(value)
+        elif isinstance(value, float):
+            out += b"G" + struct.pack(">d", value)
+        elif isinstance(value, str):
+            data = value.encode("utf-8", "surrogatepass")
+            out += b"X" + struct.pack("<I", len(data)) + data
+        elif isinstance(value, Mapping):
+            out += b"}"
+            self._put_batches([item for pair in value.items() for item in pair], b"u")
+        elif isinstance(value, tuple):
+            self._put_tuple(value)
+        elif isinstance(value, list):
+            out += b"]"
+            self._put_batches(value, b"e")
+        else:
+            raise TypeError(f"a {type(value).__name__} has no place in a state dict")
 
+    def _put_batches(self, items: Sequence[object], end: bytes) -> None:
+        for first in range(0, len(items), _BATCH):
+            self.out += b"("
+            for item in items[first : first + _BATCH]:
+                self.put(item)
+            self.out += end
 
-def _put_tuple(out: bytearray, value: Sequence[object]) -> None:
-    if not value:
-        out += b")"
-        return
-    if len(value) > 3:
-        out += b"("
-    for item in value:
-        _put(out, item)
-    out += {1: b"\x85", 2: b"\x86", 3: b"\x87"}.get(len(value), b"t")
+    def _put_global(self, module: str, name: str) -> None:
+        text = f"c{module}\n{name}\n"
+        if text not in self._memo:
+            self._memo[text] = b"h" + bytes([len(self._memo)])
+            self.out += text.encode() + b"q" + self._memo[text][1:]
+        else:
+            self.out += self._memo[text]
 
+    def _put_int(self, value: int) -> None:
+        if 0 <= value < 1 << 8:
+            self.out += b"K" + struct.pack("<B", value)
+        elif 0 <= value < 1 << 16:
+            self.out += b"M" + struct.pack("<H", value)
+        elif -(1 << 31) <= value < 1 << 31:
+            self.out += b"J" + struct.pack("<i", value)
+        else:
+            data = value.to_bytes((value.bit_length() >> 3) + 1, "little", signed=True)
+            self.out += b"\x8a" + struct.pack("<B", len(data)) + data
 
-def _put_tensor(out: bytearray, tensor: TensorAt) -> None:
-    newer = _NEWER.get(tensor.dtype)
-    elements = prod(tensor.shape)
-    out += b"ctorch._utils\n" + (b"_rebuild_tensor_v3" if newer else b"_rebuild_tensor_v2") + b"\n(("
-    _put(out, "storage")
-    out += b"ctorch.storage\nUntypedStorage\n" if newer else f"ctorch\n{_STORAGES[tensor.dtype]}\n".encode()
-    _put(out, tensor.key)
-    _put(out, "cpu")
-    _put_int(out, tensor.nbytes if newer else elements)
-    out += b"tQK\x00"
-    _put_tuple(out, tensor.shape)
-    _put_tuple(out, _strides(tensor.shape))
-    out += b"\x89ccollections\nOrderedDict\n)R"
-    if newer:
-        out += f"ctorch\n{newer}\n".encode()
-    out += b"tR"
+    def _put_tuple(self, value: Sequence[object]) -> None:
+        if len(value) > 3:
+            self.out += b"("
+        for item in value:
+            self.put(item)
+        self.out += {0: b")", 1: b"\x85", 2: b"\x86", 3: b"\x87"}.get(len(value), b"t")
+
+    def _put_tensor(self, tensor: TensorAt) -> None:
+        newer = _NEWER.get(tensor.dtype)
+        self._put_global("torch._utils", "_rebuild_tensor_v3" if newer else "_rebuild_tensor_v2")
+        self.out += b"(("
+        self.put("storage")
+        if newer:
+            self._put_global("torch.storage", "UntypedStorage")
+        else:
+            self._put_global("torch", _STORAGES[tensor.dtype])
+        self.put(tensor.key)
+        self.put("cpu")
+        self._put_int(tensor.nbytes if newer else prod(tensor.shape))
+        self.out += b"tQK\x00"
+        self._put_tuple(tensor.shape)
+        self._put_tuple(_strides(tensor.shape))
+        self.out += b"\x89"
+        self._put_global("collections", "OrderedDict")
+        self.out += b")R"
+        if newer:
+            self._put_global("torch", newer)
+        self.out += b"tR"
 
 
 def _strides(shape: Sequence[int]) -> tuple[int, ...]:

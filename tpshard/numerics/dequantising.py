@@ -21,6 +21,7 @@ from tpshard.listing import shown
 from tpshard.manifest import Manifest
 from tpshard.matching import Logical
 from tpshard.planning import Placed
+from tpshard.quantisation.separate import with_separate
 from tpshard.quantised import DTYPE, Quantised, quantised
 from tpshard.shards import Shards
 from tpshard.source import Source
@@ -126,7 +127,7 @@ def holders(shards: Shards, source: Source) -> Holders:
     aliases, unknown = manifest.aliases, any(note.role == "unknown" for note in manifest.notes.values())
     tensors = [Logical(info.name, info.dtype, info.shape) for _, info in source.tensors()]
     whole = quantised(source.config, tensors, aliases=aliases, copy_unknown=unknown)
-    config = raw_config(shards.root)
+    config = with_separate(raw_config(shards.root), shards.root)
     axes = axes_of(manifest.dims)
     cut = quantised(config, manifest.tensors, aliases=aliases, axes=axes, copy_unknown=unknown)
     if whole is None or cut is None or whole.packed.keys() != cut.packed.keys():

@@ -13,11 +13,27 @@ from typing import Any
 from tpshard.config import Config
 from tpshard.errors import DamagedError, UnsupportedError
 
-from . import affine, aqlm, autoround, awq, bitnet, bitsandbytes, compressed, fp8, fpquant, gptq, modelopt, mxfp4, quark
+from . import (
+    affine,
+    aqlm,
+    autoround,
+    awq,
+    bitnet,
+    bitsandbytes,
+    compressed,
+    fp8,
+    fpquant,
+    gptq,
+    modelopt,
+    mxfp4,
+    quark,
+    torchao,
+)
 from .formats import Format
 
 TABLES: tuple[ModuleType, ...] = (
     fp8, gptq, awq, compressed, mxfp4, modelopt, bitsandbytes, quark, autoround, aqlm, affine, fpquant, bitnet,
+    torchao,
 )  # fmt: skip
 
 _ON_THE_FLY = "it quantises while it loads, and its files are of the original precision or of no use to another program"
@@ -31,8 +47,6 @@ REFUSED: Mapping[str, str] = {
     "quanto": _ON_THE_FLY,
     "sinq": "one byte holds values that lie half a matrix apart, so that no rank's rows are bytes of their own",
     "spqr": "it stores tiles of 16 x 16 and a sparse list of outliers by rows, whose lengths only the values tell",
-    "torchao": "it describes every tensor (shape, blocks, packing) in the header of the file, as it is whole; a rank's "
-    "part would need another description, which only torchao can write",
     "vptq": "it stores indices of vectors in a permuted order of inputs, packed across rows",
 }
 """Methods that transformers loads and that cannot be cut, with the reason."""

@@ -98,39 +98,44 @@ def _chosen(
     """The first format that all tensors fit; else the first that this one fits, for what is wrong with the others."""
     nearest: Packed | None = None
     wanting: DamagedError | None = None
-    for fmt, stem in options:
-        rule = rules.get(stem + fmt.weight)
-        order = order_of(rule, fmt.dims)
-        members = {
-            stem + member.suffix: (member, by_name[stem + member.suffix])
-            for member in fmt.members
-            if stem + member.suffix in by_name
-        }
-        lacking = next((m for m in fmt.members if not m.optional and stem + m.suffix not in by_name), None)
-        for lengths in _lengths(tensor, fmt, order, rule):
-            weight = Logical(stem + fmt.weight, tensor.dtype, tuple(lengths[dim] for dim in order))
-            packed = Packed(fmt, weight, members, order)
-            if lacking is None:
-                if all(form_of(member, found, packed, rule) is not None for member, found in members.values()):
-                    return packed
-                nearest = nearest or packed
-            elif wanting is None and not fmt.plain:
-                wanting = DamagedError(
-                    f"{tensor.name} is {fmt.name}, and {stem}{lacking.suffix}, which belongs to it, is missing from "
-                    "the weights; download or copy the checkpoint again"
-                )
+    for promised in (True, False):  # what the table promises decides among formats that shapes alone do not tell apart
+        for fmt, stem in options:
+            rule = rules.get(stem + fmt.weight)
+            order = order_of(rule, fmt.dims)
+            members = {
+                stem + member.suffix: (member, by_name[stem + member.suffix])
+                for member in fmt.members
+                if stem + member.suffix in by_name
+            }
+            lacking = next((m for m in fmt.members if not m.optional and stem + m.suffix not in by_name), None)
+            for lengths in _as_promised(tensor, fmt, order, rule) if promised else _as_implied(tensor, fmt, order):
+                weight = Logical(stem + fmt.weight, tensor.dtype, tuple(lengths[dim] for dim in order))
+                packed = Packed(fmt, weight, members, order)
+                if lacking is None:
+                    if all(form_of(member, found, packed, rule) is not None for member, found in members.values()):
+                        return packed
+                    nearest = nearest or packed
+                elif wanting is None and not fmt.plain:
+                    wanting = DamagedError(
+                        f"{tensor.name} is {fmt.name}, and {stem}{lacking.suffix}, which belongs to it, is missing "
+                        "from the weights; download or copy the checkpoint again"
+                    )
     if nearest is None and wanting is not None:
         raise wanting
     return nearest
 
 
-def _lengths(tensor: Logical, fmt: Format, order: tuple[int, ...], rule: Rule | None) -> Iterator[Lengths]:
-    """What the matrix may measure: what the table promises, where the tensor can be that, and else what it implies."""
+def _as_promised(tensor: Logical, fmt: Format, order: tuple[int, ...], rule: Rule | None) -> Iterator[Lengths]:
+    """What the table promises of the matrix, where the tensor can be that."""
     promised = _promised(rule, order)
     for form in fmt.members[0].forms:
         if promised is not None and implied(form, promised, tensor.shape, rule, order) == tensor.shape:
             yield promised
             return
+
+
+def _as_implied(tensor: Logical, fmt: Format, order: tuple[int, ...]) -> Iterator[Lengths]:
+    """What the shape of the tensor implies of the matrix."""
     for form in fmt.members[0].forms:
         lengths = inferred(form, tensor.shape)
         if lengths is not None and set(lengths) == set(order):

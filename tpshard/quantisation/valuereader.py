@@ -18,10 +18,11 @@ from tpshard.planning import Placed
 from tpshard.routing import Extent
 from tpshard.table import Rule
 
-from .formats import IN, Form, Of, Parts
+from .formats import IN, Flat, Form, Of, Parts
+from .linevalues import LineMatrix
 from .unpacking import Packed, form_of, implied
 from .valuecodes import NUMPY, Array
-from .valueformulas import formula_of
+from .valueformulas import formula_of, why_unknown
 from .values import Bounds, Matrix, StoredPart
 
 _SKIPPED = 4  # so many times what is wanted of a row are read with it, rather than in a read of its own
@@ -114,12 +115,13 @@ def matrix_of(
     """
     formula = formula_of(quantisation, packed.format)
     members = {name: found for name, found in packed.members.items() if found[0].kind != "state"}
-    scales = [member for member, _ in members.values() if member.kind == "scale"]
-    if formula is None or len(scales) != 1 or (not formula.middle and _lacks_zeros(packed)):
+    suffixes = {member.suffix for member, _ in packed.members.values()}
+    if formula is None or formula.unless & suffixes or (not formula.middle and _lacks_zeros(packed)):
         raise UnsupportedError(
-            f"{short(packed.weight.name)} is {packed.format.name}, for which no formula of its values is known here; "
-            "verify by bytes and plan, and leave --dequantize away"
+            f"{short(packed.weight.name)} is {packed.format.name}: {why_unknown(quantisation)}; verify by bytes and "
+            "plan, and leave --dequantize away"
         )
+    in_line = any(isinstance(entry, Flat) for entry in packed.format.members[0].forms[0])
     whole = cut_dims(tuple(dims), cuts[next(iter(members))].size)
     shape = whole.shapes[rank]
     if shape is None:
@@ -129,11 +131,18 @@ def matrix_of(
     groups: Runs = ()
     has_order = False
     for name, (member, tensor) in packed.members.items():
-        if member.kind == "state" and member.suffix not in formula.globals:
+        if member.kind == "state" and member.suffix not in formula.globals and not in_line:
             continue
         form = form_of(member, tensor, packed, rule)
         stored = cuts[name].shapes[rank]
         due = () if form is None else _uncut(form, packed)
+        if member.kind == "scale" and form is not None and any(
+            entry is None and length > 1 for entry, length in zip(form, tensor.shape, strict=True)
+        ):
+            raise UnsupportedError(
+                f"{short(name)} has the shape {list(tensor.shape)}: scales of several inputs in an embedding have no "
+                "formula here; verify by bytes and plan, and leave --dequantize away"
+            )
         if form is None or stored is None or implied(due, lengths, stored, rule, packed.order) != stored:
             raise DamagedError(
                 f"{short(name)} of rank {rank} has the shape {list(stored or ())}, which is not that of its part of "
@@ -155,7 +164,8 @@ def matrix_of(
         for number, dim in zip(packed.order, dims, strict=True)
         if any(isinstance(e, Parts) and e.dim == number for part in parts for e in part.form)
     }
-    return Matrix(packed.weight.name, packed.order, lengths, tuple(parts), formula, fused, groups if has_order else ())
+    kind = LineMatrix if in_line else Matrix
+    return kind(packed.weight.name, packed.order, lengths, tuple(parts), formula, fused, groups if has_order else ())
 
 
 def _uncut(form: Form, packed: Packed) -> Form:
@@ -168,7 +178,7 @@ def _uncut(form: Form, packed: Packed) -> Form:
 def _lacks_zeros(packed: Packed) -> bool:
     """Whether a format of unsigned integers with zero points comes without them, so that nobody says what they are."""
     has = any(member.kind == "zero" for member, _ in packed.members.values())
-    return packed.format.name.startswith("AWQ") and not has
+    return packed.format.name.startswith(("AWQ", "affine")) and not has
 
 
 def _groups(form: Form, cut: Cut, rank: int) -> Runs:

@@ -49,6 +49,7 @@ class Formula:
         middle: whether the zero point is half of the range where none is stored.
         added: whether what is stored as zero points is added to the product instead.
         factor: what every product is multiplied by in the end.
+        unless: suffixes of members with which the formula would be another, unknown one.
         globals: scales of the whole matrix by suffix: 1 where they multiply those of groups, -1 where they divide them.
         source: where the formula is from.
     """
@@ -59,6 +60,7 @@ class Formula:
     middle: bool = False
     added: bool = False
     factor: float = 1.0
+    unless: frozenset[str] = frozenset()
     globals: Mapping[str, int] = field(default_factory=dict)
     source: str = ""
 
@@ -123,12 +125,13 @@ class Matrix:
         codes, numbers = self._codes(self.parts[0], box, read)
         order = next((part for part in self.parts if part.member.kind == "order"), None)
         groups = None if order is None else self._groups(order, box[IN], read)
-        scales = [self._scale(part, box, read, groups) for part in self.parts[1:] if part.member.kind == "scale"]
+        stored = [part for part in self.parts[1:] if part.member.kind == "scale"]
+        scales = [self._scale(part, box, read, groups, together=part is stored[0]) for part in stored]
         zero = next((part for part in self.parts if part.member.kind == "zero"), None)
         zeros = None if zero is None else self._zeros(zero, box, read, groups)
         cells = [*scales, *([zeros] if zeros is not None else [])]
         shared = None if numbers is None else _shared(cells)
-        if numbers is not None and shared is not None and shared.count * len(numbers) * 2 <= codes.size:
+        if numbers is not None and shared is not None and shared.values.size * len(numbers) * 2 <= codes.size:
             lined = [cell.values[..., None] for cell in cells]
             table = rounded(self._product(numbers, lined[: len(scales)], lined[len(scales) :]), dtype)
             return looked_up(table, codes, shared.maps)
@@ -216,11 +219,11 @@ class Matrix:
             found += np.float32(self.formula.zero)
         return self._cells(found, form, box, groups)
 
-    def _scale(self, part: StoredPart, box: Window, read: Read, groups: Array | None) -> Cells:
-        """Scales of groups, together with those of the whole matrix."""
+    def _scale(self, part: StoredPart, box: Window, read: Read, groups: Array | None, *, together: bool) -> Cells:
+        """Scales of groups, together with those of the whole matrix if so."""
         found = floats(read(part, self.bounds(part, box, groups)), part.dtype, exponents=True)
         out = None
-        for whole in self.parts:
+        for whole in self.parts if together else ():
             power = self.formula.globals.get(whole.member.suffix)
             if power is None:
                 continue
@@ -296,10 +299,6 @@ class Cells(NamedTuple):
     values: Array
     maps: tuple[Array | None, ...]
 
-    @property
-    def count(self) -> int:
-        return self.values.size
-
     def spread(self) -> Array:
         """The values, as they broadcast to the window."""
         out = self.values
@@ -311,7 +310,7 @@ class Cells(NamedTuple):
 
 def _shared(cells: Sequence[Cells]) -> Cells | None:
     """The finest of several groupings, where all others are that or one for all; None where none is."""
-    finest = max(cells, key=lambda cell: cell.count, default=None)
+    finest = max(cells, key=lambda cell: cell.values.size, default=None)
     for cell in cells:
         assert finest is not None
         for axis, (found, other) in enumerate(zip(cell.maps, finest.maps, strict=True)):
