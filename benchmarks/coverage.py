@@ -29,6 +29,7 @@ from coverage_page import page  # noqa: E402
 
 TASKS = ("causal", "masked", "seq2seq", "vlm", "speech", "base")
 RELEASED_AT = 8  # ranks, for the sharded fraction of released sizes
+WORTH_TELLING = 0.002  # of the parameters, that stay whole for one reason
 
 
 def checked(job: tuple[str, str, str]) -> dict[str, Any]:
@@ -51,17 +52,26 @@ def checked(job: tuple[str, str, str]) -> dict[str, Any]:
 
 
 def _released(model_type: str, task: str) -> dict[str, Any]:
-    """Parameters and sharded fraction of the released sizes."""
+    """Parameters and sharded fraction of the released sizes, and the share of what stays whole by reason."""
     from math import prod
 
     from zoo.released import released, write_sparse
 
+    from tpshard.checkpoint import open_checkpoint
     from tpshard.survey import plan
 
+    whole: dict[str, float] = {}
     try:
         config, shapes = released(model_type, task)
         with tempfile.TemporaryDirectory() as directory:
-            survey = plan(write_sparse(Path(directory) / "model", config, shapes), [2, 4, RELEASED_AT])
+            model = write_sparse(Path(directory) / "model", config, shapes)
+            survey = plan(model, [2, 4, RELEASED_AT])
+            matched = open_checkpoint(model).matched
+        for name, dims in matched.dims.items():
+            if not any(dim.axes for dim in dims):
+                rule = matched.rules[name]
+                why = rule.note.removeprefix("whole: ") or rule.role
+                whole[why] = whole.get(why, 0.0) + prod(shapes[name]) / sum(map(prod, shapes.values()))
     except Exception as error:  # what cannot be made at its full size even without weights
         return {"released_problem": f"{type(error).__name__}: {' '.join(str(error).split()):.200}"}
     possible = [degree for degree in survey.degrees if degree.possible]
@@ -69,6 +79,7 @@ def _released(model_type: str, task: str) -> dict[str, Any]:
         "released_parameters": sum(map(prod, shapes.values())),
         "released_largest": survey.largest_degree,
         "released_sharded": {degree.tp_size: degree.sharded_fraction for degree in possible},
+        "released_whole": {why: share for why, share in whole.items() if share > WORTH_TELLING},
     }
 
 

@@ -14,6 +14,7 @@ TITLES = {
     "speech": "Speech to text",
     "base": "Encoders and other models without a head",
 }
+LEAST_SHARDED = 0.95
 HEAD = """# Which architectures are covered
 
 Made by `python benchmarks/coverage.py` from tiny random checkpoints of every architecture of transformers 5.24, norms
@@ -41,6 +42,9 @@ def page(results: dict[str, Any]) -> str:
         of_task = sorted((row for row in base if row["task"] == task), key=lambda row: row["model_type"])
         if of_task:
             lines += ["", f"## {title}", "", *_table(of_task, rows, results["peer"] if task == "causal" else {})]
+    lines += ["", "## Sharded below 0.95, and what stays whole there", "", *_below(base)]
+    lines += ["", "## Cut, and not run by the ranks", "", *_not_run(base)]
+    lines += ["", "## Variants", "", *_variants(rows)]
     lines += ["", "## What stays whole, and why", "", *_whole(base)]
     return "\n".join(lines) + "\n"
 
@@ -124,6 +128,55 @@ def _collectives(row: Row) -> str:
 
 def _short(result: str) -> str:
     return result.split(":")[0] if result.startswith("fails") else result
+
+
+def _below(base: Sequence[Row]) -> Iterable[str]:
+    """The released sizes of which less is cut, with the share of the parameters that stays whole by reason."""
+    yield "Of the released sizes; shares of all parameters at any degree, where more than 1 in 500. Where the fraction"
+    yield "at TP 2 is larger, a part has fewer heads than 8 and is whole on more ranks than that."
+    yield ""
+    yield "| architecture | sharded | at TP 2 | whole |"
+    yield "|---|---|---|---|"
+    seen: set[str] = set()
+    for row in sorted(base, key=lambda row: row["model_type"]):
+        found = row.get("released_sharded") or {}
+        if not found or row["model_type"] in seen or found[max(found, key=int)] >= LEAST_SHARDED:
+            continue
+        seen.add(row["model_type"])
+        parts = sorted(row.get("released_whole", {}).items(), key=lambda part: -part[1])
+        why = "; ".join(f"{share:.1%} {reason}" for reason, share in parts)
+        yield f"| {row['model_type']} | {_sharded(row)} | {found.get('2', found[min(found, key=int)]):.3f} | {why} |"
+
+
+def _not_run(base: Sequence[Row]) -> Iterable[str]:
+    """Models whose ranks were not run against the original, and why."""
+    yield "Split, merged, resharded and judged by their plan; the code of transformers did not run on what was given."
+    yield ""
+    yield "| architecture | task | why |"
+    yield "|---|---|---|"
+    for row in base:
+        if row.get("family") and row.get("unsupported"):
+            yield f"| {row['model_type']} | {row['task']} | {row['unsupported'].replace('|', '/'):.200} |"
+
+
+def _variants(rows: Sequence[Row]) -> Iterable[str]:
+    """Structures that other released files of a type have, and odd sizes; one line an architecture."""
+    yield "`mqa`: one KV head; `odd`: sizes that no degree divides; others: what released checkpoints of the type have."
+    yield ""
+    yield "| architecture | clean | not |"
+    yield "|---|---|---|"
+    by_type: dict[str, list[Row]] = {}
+    for row in rows:
+        if row["variant"]:
+            by_type.setdefault(row["model_type"], []).append(row)
+    for model_type, of_type in sorted(by_type.items()):
+        clean = ", ".join(row["variant"] for row in of_type if is_clean(row))
+        why = "; ".join(
+            f"{row['variant']}: {(row['problems'] or [row.get('unsupported') or 'not run'])[0]:.120}".replace("|", "/")
+            for row in of_type
+            if not is_clean(row)
+        )
+        yield f"| {model_type} | {clean} | {why} |"
 
 
 def _whole(base: Sequence[Row]) -> Iterable[str]:

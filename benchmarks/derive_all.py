@@ -133,14 +133,14 @@ def page(rows: list[dict[str, Any]]) -> str:
         f"least {SHARE} of the written table's (of 1 where there is none).",
         "",
         f"Measured so far: {len(rows)} architectures of {EVERY}, {now} of them with the code as it stands, the others",
-        "with earlier states of it, which did not ask `verify`'s level *plan*, as a proof now does. Nothing is said",
-        "of those that were not measured. The command goes on with them;",
-        "`--failed` measures anew what was not right.",
+        "with earlier states of it: a row says which. Most of the earlier ones did not ask `verify`'s level *plan*, as",
+        "a proof now does. Nothing is said of those that were not measured. The command goes on with them; `--failed`",
+        "measures anew what was not right.",
         "",
         f"Command: `python benchmarks/derive_all.py`. {', '.join(f'{n} {kind}' for kind, n in kinds.items())}.",
         "",
-        "| architecture | right | proven | sharded TP 2 | written | CPU s | why not |",
-        "|---|---|---|---|---|---|---|",
+        "| architecture | right | proven | sharded TP 2 | written | CPU s | code | why not |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in sorted(rows, key=lambda r: r["model_type"]):
         trials = row.get("trials") or [{"fraction": 0.0}]
@@ -149,7 +149,7 @@ def page(rows: list[dict[str, Any]]) -> str:
         lines.append(
             f"| {row['model_type']} | {'yes' if row['right'] else 'no'} | {'yes' if row.get('proven') else 'no'} | "
             f"{trials[0]['fraction']:.3f} | {'-' if usual is None else f'{usual:.3f}'} | {row['cpu_seconds']:.0f} | "
-            f"{reason(row)[:220].replace('|', '/')} |"
+            f"{'now' if row.get('code') == code() else 'earlier'} | {reason(row)[:220].replace('|', '/')} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -66,7 +66,8 @@ def _text(c: Config, words: str, mlp: tuple[str, str, str], out: str) -> Table:
     t = Table(c.count("num_hidden_layers"), count)
     t.embedding(f"@{words}", vocabulary_of(c), hidden)
     t.norm("@norm", hidden)
-    t.whole("@lerope.alpha", None, why="one number for a few frequencies of the positions", optional=True)
+    for name in ("lerope.alpha", "rotary_emb.alpha"):  # in the whole model, and where this is saved alone
+        t.whole(f"@{name}", None, why="one number for a few frequencies of the positions", optional=True)
     _attention(t, c, f"{layer}.attention", out)
     with t.only(mixed.dense):
         gated_mlp(t, f"{layer}.feed_forward", channels_of(c), hidden, names=mlp)

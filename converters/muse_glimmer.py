@@ -12,6 +12,7 @@ from tpshard.blocks.dense import attention, channels_of, decoder, gated_mlp, hea
 from tpshard.blocks.experts import CORRECTION
 from tpshard.blocks.speech import WAVE
 from tpshard.config import Config
+from tpshard.errors import DamagedError
 from tpshard.registry import part_of
 from tpshard.table import Table
 
@@ -86,20 +87,28 @@ def _experts(t: Table, c: Config, at: str, hidden: int) -> None:
 
 def _audio(c: Config) -> Table:
     """Convolutions along time with feed-forwards between, which widen from stage to stage."""
-    sizes = c.get("hidden_sizes", default=(256, 512, 1024, 2048))
-    patches, kernel = c.get("patch_sizes", default=(16, 6, 5, 4)), c.count("conv_kernel_size", default=7)
+    sizes, depths = c.layer_numbers("hidden_sizes", default=(256, 512, 1024, 2048)), c.layer_numbers(
+        "depths", default=(2, 2, 2, 2)
+    )
+    patches, kernel = c.layer_numbers("patch_sizes", default=(16, 6, 5, 4)), c.count("conv_kernel_size", default=7)
+    if not len(sizes) == len(depths) == len(patches):
+        raise DamagedError(
+            f"config.json: {len(sizes)} 'hidden_sizes', {len(depths)} 'depths' and {len(patches)} 'patch_sizes', where "
+            "every stage has one of each; correct them"
+        )
     ratio, out, into = int(c.get("mlp_ratio", default=4.0)), c.count("out_hidden_size", default=8192), 1
 
     t = Table(0)
     for stage, (width, patch) in enumerate(zip(sizes, patches, strict=True)):
-        at, block = f"@layers.{stage}.patch_embedder", f"@layers.{stage}.conv_blocks.{{block}}"
+        at, ffn = f"@layers.{stage}.patch_embedder", Units(f"ffn{stage}", ratio * width, noun="feed-forward channels")
         t.whole(f"{at}.proj.weight", width, into * patch, why=WAVE)
         t.whole(f"{at}.proj.bias", width, why=WAVE)
         t.norm(f"{at}.norm", width)
-        t.whole(f"{block}.conv.weight", width, 1, kernel, why=WAVE)
-        t.whole(f"{block}.conv.bias", width, why=WAVE)
-        t.norm(f"{block}.norm", width)
-        mlp(t, f"{block}.mlp", Units(f"ffn{stage}", ratio * width, noun="feed-forward channels").each(), width)
+        for block in (f"@layers.{stage}.conv_blocks.{number}" for number in range(depths[stage])):
+            t.whole(f"{block}.conv.weight", width, 1, kernel, why=WAVE)
+            t.whole(f"{block}.conv.bias", width, why=WAVE)
+            t.norm(f"{block}.norm", width)
+            mlp(t, f"{block}.mlp", ffn.each(), width)
         into = width
     t.norm("@norm", into)
     whole_projector(t, "@proj", into, out)

@@ -1,8 +1,9 @@
 """MusicGen's decoder: BART's without biases, with an embedding and a head for every codebook.
 
 The embeddings of a token's codebooks are added up; each is cut along its own vocabulary, which has one more row
-(the mask) than a head. MusicGen as a whole has an encoder of text and a codec beside it. Source: transformers ``models/musicgen/modeling_musicgen.py``,
-``models/musicgen_melody/modeling_musicgen_melody.py`` (which has no cross attention).
+(the mask) than a head. MusicGen as a whole has an encoder of text and a codec beside it.
+Source: transformers ``models/musicgen/modeling_musicgen.py``, ``models/musicgen_melody/modeling_musicgen_melody.py``
+(which has no cross attention).
 """
 
 from __future__ import annotations

@@ -48,9 +48,10 @@ def table(c: Config) -> Table:
     for side, words in (("encoder", ("Model", "TextTo")), ("decoder", ("Model", "To"))):
         prefix = f"text_{side}."
         t.include(_side(c, side), (prefix, prefix), axes="text_", optional=not _has(c, *words))
-    t.include(_speech(c), ("speech_encoder.", "speech_encoder."), axes="speech_", optional=not _has(c, "Model", "SpeechTo"))
-    t.include(_units(c), ("t2u_model.model.", "t2u_model."), axes="t2u_", optional=not _has(c, "Model", "ToSpeech"))
-    with t.stack(optional=not _has(c, "Model", "ToSpeech")):
+    hears, speaks = _has(c, "Model", "SpeechTo"), _has(c, "Model", "ToSpeech")
+    t.include(_speech(c), ("speech_encoder.", "speech_encoder."), axes="speech_", optional=not hears)
+    t.include(_units(c), ("t2u_model.model.", "t2u_model."), axes="t2u_", optional=not speaks)
+    with t.stack(optional=not speaks):
         t.whole_module("vocoder", why=VOCODER)
     return t
 

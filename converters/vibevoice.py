@@ -13,6 +13,7 @@ from tpshard.blocks.composite import MODEL, include_language, language_config
 from tpshard.blocks.dense import channels_of, gated_mlp, mlp
 from tpshard.blocks.speech import WAVE
 from tpshard.config import Config
+from tpshard.errors import DamagedError
 from tpshard.registry import part_of, table_of
 from tpshard.table import Table
 
@@ -69,9 +70,12 @@ def _tokenizer(c: Config) -> Table:
 def _stages(t: Table, c: Config, at: str, *, encodes: bool) -> None:
     """Stages of blocks, each of a convolution along time and a feed-forward; a convolution leads to the next."""
     ratios, kernel = _numbers(c, "downsampling_ratios"), c.count("kernel_size")
-    widths = [c.count("num_filters") << stage for stage in range(len(ratios) + 1)]
+    widths, depths = [c.count("num_filters") << stage for stage in range(len(ratios) + 1)], _numbers(c, "depths")
     if not encodes:
         widths, ratios = widths[::-1], ratios[::-1]
+        depths = list(c.layer_numbers("decoder_depths", default=depths[::-1]))
+    if len(depths) != len(widths):
+        raise DamagedError(f"config.json: {len(depths)} 'depths' for {len(widths)} stages; correct it")
     first, last = c.count("channels"), c.count("hidden_size")
     if not encodes:
         first, last = last, first
@@ -82,7 +86,8 @@ def _stages(t: Table, c: Config, at: str, *, encodes: bool) -> None:
             into, size = widths[stage - 1], 2 * ratios[stage - 1]
             shape = (width, into, size) if encodes else (into, width, size)
             _whole(t, f"{place}.{'conv.conv' if encodes else 'convtr.convtr'}", width, shape)
-        _block(t, c, f"{place}.stage.{{block}}", width, f"{'' if encodes else 'decoder_'}ffn{width}", kernel)
+        for block in range(depths[stage]):
+            _block(t, c, f"{place}.stage.{block}", width, f"{'' if encodes else 'decoder_'}ffn{width}", kernel)
     _whole(t, f"{at}head.conv", last, (last, widths[-1], kernel))
 
 

@@ -116,6 +116,9 @@ def through(source: Path, work: Path, tried: list[int]) -> dict[str, Any]:
             degrees.append(degree)
         except tpshard.UnsupportedError as error:
             refusal = refusal or str(error)
+    if not degrees:  # groups allow no cut at all; one rank and the values remain
+        tpshard.split(source, work / "tp1", 1, options=options)
+        degrees = [1]
     run = 3 if 3 in degrees else degrees[-1]
     for degree in degrees:
         levels = ["standard" if degree == run else "bytes", "plan"]

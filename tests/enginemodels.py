@@ -107,6 +107,21 @@ def qwen3_moe(directory: Path, *, stacked: bool = False) -> tuple[Path, Tensors]
     return make.written(directory, values), make.tensors
 
 
+def mixtral(directory: Path) -> tuple[Path, Tensors]:
+    """Experts in every layer, named as in its release."""
+    make = Maker(3)
+    make.ends()
+    for layer in range(LAYERS):
+        at = f"model.layers.{layer}"
+        make.attention(f"{at}.self_attn")
+        make.norms(at)
+        make.draw(f"{at}.block_sparse_moe.gate.weight", EXPERTS, HIDDEN)
+        for expert in range(EXPERTS):
+            make.mlp(f"{at}.block_sparse_moe.experts.{expert}", names=("w1", "w3", "w2"))
+    values = config("MixtralForCausalLM", "mixtral", num_local_experts=EXPERTS, num_experts_per_tok=2)
+    return make.written(directory, values), make.tensors
+
+
 LATENT, QUERY_LATENT, NOPE, ROPE, VALUE = 12, 20, 4, 2, 6
 
 
@@ -143,7 +158,7 @@ def deepseek_v3(directory: Path, *, predicted: int = 1) -> tuple[Path, Tensors]:
         "DeepseekV3ForCausalLM", "deepseek_v3", num_key_value_heads=HEADS, kv_lora_rank=LATENT, head_dim=ROPE,
         q_lora_rank=QUERY_LATENT, qk_nope_head_dim=NOPE, qk_rope_head_dim=ROPE, v_head_dim=VALUE,
         n_routed_experts=EXPERTS, n_shared_experts=1, moe_intermediate_size=16, first_k_dense_replace=1,
-        num_nextn_predict_layers=predicted,
+        num_nextn_predict_layers=predicted, topk_method="noaux_tc",
     )  # fmt: skip
     return make.written(directory, values), make.tensors
 

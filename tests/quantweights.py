@@ -86,6 +86,42 @@ def packed(random: Any, out: int, into: int) -> Parts:
     }
 
 
+def nf4(random: Any, out: int, into: int) -> Parts:
+    """bitsandbytes, in runs of 32 elements."""
+    numbers = np.sort(random.uniform(-1, 1, 16)).astype(np.float32)
+    state = json.dumps({"quant_type": "nf4", "blocksize": 32, "dtype": "float16", "shape": [out, into]}).encode()
+    return {
+        ".weight": tensor(random.integers(0, 256, (out * into // 2, 1)).astype(np.uint8), "U8"),
+        ".weight.absmax": tensor(random.uniform(0.1, 0.3, out * into // 32).astype(np.float32), "F32"),
+        ".weight.quant_map": tensor(numbers, "F32"),
+        ".weight.quant_state.bitsandbytes__nf4": tensor(np.frombuffer(state, np.uint8), "U8"),
+    }
+
+
+def int8(random: Any, out: int, into: int) -> Parts:
+    """bitsandbytes: scales are the largest of a row, which stands for 127."""
+    return {
+        ".weight": tensor(random.integers(-127, 128, (out, into)).astype(np.int8), "I8"),
+        ".SCB": tensor(random.uniform(0.1, 0.3, out).astype(np.float32), "F32"),
+    }
+
+
+def torchao(random: Any, out: int, into: int) -> Parts:
+    return {
+        "._weight_qdata": tensor(random.integers(-8, 8, (out, into)).astype(np.int8), "I8"),
+        "._weight_scale": small(random, out, into // GROUP),
+        "._weight_zero_point": tensor(random.integers(-3, 4, (out, into // GROUP)).astype(np.int8), "I8"),
+    }
+
+
+def metal(random: Any, out: int, into: int) -> Parts:
+    return {
+        ".weight": tensor(bits_of(random.integers(0, 16, (out, into)), 4, 32), "U32"),
+        ".scales": small(random, out, into // GROUP),
+        ".qbiases": tensor(random.uniform(-0.2, -0.1, (out, into // GROUP)).astype(np.float16), "F16"),
+    }
+
+
 _INTEGERS = {"bits": 4, "group_size": GROUP}
 METHODS: Mapping[str, tuple[dict[str, Any], Maker]] = {
     "gptq": ({"quant_method": "gptq", "desc_act": False, **_INTEGERS}, gptq),
@@ -100,6 +136,13 @@ METHODS: Mapping[str, tuple[dict[str, Any], Maker]] = {
         compressed_config("pack-quantized", {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group",
                                              "group_size": GROUP}), packed,
     ),
+    "nf4": ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, nf4),
+    "int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, int8),
+    "torchao": (
+        {"quant_method": "torchao", "quant_type": {"default": {"_type": "IntxWeightOnlyConfig", "_data": {
+            "granularity": {"_type": "PerGroup", "_data": {"group_size": GROUP}}}}}}, torchao,
+    ),
+    "metal": ({"quant_method": "metal", "mode": "affine", **_INTEGERS}, metal),
 }  # fmt: skip
 
 

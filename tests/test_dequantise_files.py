@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from weights import read, read_all, tensor, tree, write
 
 import tpshard
 from tpshard.checkpoint import open_checkpoint
+from tpshard.degrees import largest_degree
 from tpshard.dequantise import DTYPES, dequantised
 from tpshard.openfiles import OpenFiles
 from tpshard.quantisation.valuecodes import rounded
@@ -54,13 +58,90 @@ def test_merged_values_are_the_formulas(method: str, word: str, tmp_path: Path) 
     assert all(merged[name] == stored[name] for name in others)
     assert not any("scale" in name or "qzeros" in name for name in others)
     assert tpshard.verify(tmp_path / "out", against=tmp_path / "merged").passed
+    assert tpshard.verify(tmp_path / "out", against=tmp_path / "source").passed  # the values that it makes
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_from_shards_as_from_the_checkpoint(method: str, tmp_path: Path) -> None:
+    """reshard and merge read what each rank holds, and give what a split and its merge give."""
+    source = tmp_path / "source"
+    write_llama(source, method)
+    tpshard.split(source, tmp_path / "cut", min(4, largest_degree(open_checkpoint(source).axes)))
+    tpshard.split(source, tmp_path / "direct", 3, dequantize="bf16")
+    ok("reshard", tmp_path / "cut", tmp_path / "again", "--tp", 3, "--dequantize", "bf16")
+    assert tree(tmp_path / "again") == tree(tmp_path / "direct")
+    ok("merge", tmp_path / "direct", tmp_path / "merged")
+    ok("merge", tmp_path / "cut", tmp_path / "joined", "--dequantize", "bf16")
+    assert tree(tmp_path / "joined") == tree(tmp_path / "merged")
+    assert tpshard.verify(tmp_path / "again", against=tmp_path / "cut").passed
+
+
+def test_a_bank_from_shards(tmp_path: Path) -> None:
+    write_bank(tmp_path / "source")
+    tpshard.split(tmp_path / "source", tmp_path / "cut", 2)
+    for degree in (1, 4):
+        tpshard.split(tmp_path / "source", tmp_path / f"direct{degree}", degree, dequantize="fp16")
+        tpshard.reshard(tmp_path / "cut", tmp_path / f"again{degree}", degree, dequantize="fp16")
+        assert tree(tmp_path / f"again{degree}") == tree(tmp_path / f"direct{degree}")
+
+
+def test_damaged_shards_are_not_dequantised(tmp_path: Path) -> None:
+    write_llama(tmp_path / "source", "gptq")
+    tpshard.split(tmp_path / "source", tmp_path / "cut", 2)
+    file = next((tmp_path / "cut").glob("*.safetensors"))
+    data = bytearray(file.read_bytes())
+    data[-5] ^= 1
+    file.write_bytes(data)
+    for verb, more in (("reshard", ("--tp", 3)), ("merge", ())):
+        refused(4, verb, tmp_path / "cut", tmp_path / "out", *more, "--dequantize", "bf16", says=(file.name, "damaged"))
+        assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("fault", ["value", "config"])
+def test_values_are_verified_against_the_quantised_checkpoint(fault: str, tmp_path: Path) -> None:
+    write_llama(tmp_path / "source", "awq")
+    ok("split", tmp_path / "source", tmp_path / "out", "--tp", 3, "--dequantize", "bf16", "--verify", "bytes")
+    if fault == "config":
+        config = json.loads((tmp_path / "out" / "config.json").read_text())
+        (tmp_path / "out" / "config.json").write_text(json.dumps({**config, "rope_theta": 5}))
+    else:
+        file = next((tmp_path / "out").glob("*.safetensors"))
+        data = bytearray(file.read_bytes())
+        data[-5] ^= 1
+        file.write_bytes(data)
+    report = tpshard.verify(tmp_path / "out", against=tmp_path / "source", levels=["bytes"])
+    assert [finding.file for finding in report.findings] == ["config.json" if fault == "config" else file.name]
+
+
+MEMORY = """
+import resource, sys
+import tpshard
+verb, source, out = sys.argv[1:4]
+how = {"dequantize": "bf16", "options": tpshard.Options(threads=2)}
+resource.setrlimit(resource.RLIMIT_DATA, (int(sys.argv[4]),) * 2)
+tpshard.merge(source, out, **how) if verb == "merge" else getattr(tpshard, verb)(source, out, 3, **how)
+"""
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "fp8-blocks"])
+def test_memory_does_not_grow_with_the_model(method: str, tmp_path: Path) -> None:
+    """150 MiB of values pass under a limit that leaves some 120 MiB beside what Python and numpy take themselves."""
+    limit = 176 << 20
+    source = tmp_path / "source"
+    write_llama(source, method, hidden=512, ffn=49152)
+    tpshard.split(source, tmp_path / "cut", 2)
+    for verb, held in (("split", source), ("reshard", tmp_path / "cut"), ("merge", tmp_path / "cut")):
+        command = [sys.executable, "-c", MEMORY, verb, str(held), str(tmp_path / verb), str(limit)]
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+        done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_a_degree_that_groups_forbid(tmp_path: Path) -> None:
     """64 channels are four groups of 16, which six ranks cannot share out."""
     source = tmp_path / "source"
     write_llama(source, "gptq", heads=8, kv_heads=8, head_dim=8, ffn=64)
-    refused(3, "split", source, tmp_path / "no", "--tp", 6, says=("groups", "16"))
+    refused(3, "split", source, tmp_path / "no", "--tp", 6, says=("groups", "16", "--dequantize bf16"))
     report = json.loads(ok("split", source, tmp_path / "out", "--tp", 6, "--dequantize", "bf16", "--json").out)
     assert any("quantization_config" in text and "merge" in text for text in report["warnings"])
     ok("merge", tmp_path / "out", tmp_path / "merged")
@@ -122,11 +203,11 @@ def test_refusals(tmp_path: Path) -> None:
 
     source = plain(tmp_path / "plain")
     refused(3, "split", source, tmp_path / "out", "--tp", 2, "--dequantize", "bf16", says=("no quantised matrix",))
+    tpshard.split(source, tmp_path / "cut", 2)
+    for verb, more in (("reshard", ("--tp", 3)), ("merge", ())):
+        words = (verb, tmp_path / "cut", tmp_path / "out", *more, "--dequantize", "bf16")
+        refused(3, *words, says=("no quantised matrix",))
     write_llama(tmp_path / "source", "gptq")
-    refused(
-        2, "split", tmp_path / "source", tmp_path / "out", "--tp", 2, "--dequantize", "bf16", "--verify", "bytes",
-        says=("--dequantize", "merge"),
-    )  # fmt: skip
     with pytest.raises(tpshard.UsageError, match="bf16, fp16, fp32"):
         tpshard.split(tmp_path / "source", tmp_path / "out", 2, dequantize="int4")
     assert not (tmp_path / "out").exists()

@@ -223,6 +223,24 @@ def test_fills_between_rows(tmp_path):
         check(plan, tmp_path / str(tile), tile_bytes=tile)
 
 
+def test_rows_that_several_ends_or_strips_fill(tmp_path):
+    """Gates and ups of every expert in one tensor: neither may be stored as if the other's columns were its own."""
+    rows, width = 900, 400
+    halves = ((0, 250), (250, 150))
+    plan = Plan(1, 2)
+    whole, together = plan.read(0, rows * width), plan.write(0, rows * width)
+    twice = Route(tuple(Copy(0, at, end, at, length) for end, (at, length) in enumerate(halves)))
+    plan.task([Strip(rows, (Span(whole, 0, width),), (Span(together, 0, width),) * 2, twice)])
+    apart, target = [plan.read(0, rows * length) for _, length in halves], plan.write(1, rows * width)
+    plan.task([
+        Strip(rows, (Span(source, 0, length),), (Span(target, 0, width),), Route((Copy(0, 0, 0, at, length),)))
+        for source, (at, length) in zip(apart, halves, strict=True)
+    ])  # fmt: skip
+    for tile in (64, 1 << 16, 1 << 20):
+        (tmp_path / str(tile)).mkdir()
+        check(plan, tmp_path / str(tile), tile_bytes=tile)
+
+
 def test_a_permutation_within_a_tensor_is_digested_all_the_same(tmp_path):
     plan = Plan(1, 1)
     size, parts = 100_000, 6

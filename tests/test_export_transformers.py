@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
+from safetensors.torch import save_file
 from zoo import write
 from zoo.models import build
 
@@ -112,7 +113,7 @@ def test_chunks_are_torchs(extent: int, ranks: int) -> None:
         assert list(range(start, stop)) == wanted
 
 
-MODELS_BESIDE = [("t5", "seq2seq"), ("llava", "vlm"), ("qwen2_vl", "vlm"), ("whisper", "seq2seq")]
+MODELS_BESIDE = [("t5", "seq2seq"), ("llava", "vlm"), ("qwen2_vl", "vlm"), ("bart", "seq2seq")]
 
 
 @pytest.mark.parametrize(("architecture", "task"), MODELS_BESIDE)
@@ -157,6 +158,41 @@ def test_shards_of_two_checkpoints_are_refused(tmp_path: Path) -> None:
     (tmp_path / "two" / name).write_bytes((tmp_path / "three" / name).read_bytes())
     with pytest.raises(DamagedError, match=r"of another checkpoint|missing"):
         merge_engine(tmp_path / "two", tmp_path / "merged")
+
+
+HOSTILE = {
+    "no metadata": lambda info: None,
+    "no JSON": lambda info: "{",
+    "no object": lambda info: "[]",
+    "deep": lambda info: "[" * 100000,
+    "no offsets": lambda info: json.dumps(dict.fromkeys(info, {})),
+    "a fraction": lambda info: json.dumps(info | {"model.norm.weight": {"saved_offsets": [0.5]}}),
+    "below zero": lambda info: json.dumps(info | {"model.norm.weight": {"saved_offsets": [-1]}}),
+    "far away": lambda info: json.dumps(info | {"model.norm.weight": {"saved_offsets": [2**70]}}),
+    "too many": lambda info: json.dumps(info | {"model.norm.weight": {"saved_offsets": [0, 0]}}),
+    "a tensor less": lambda info: json.dumps({name: at for name, at in info.items() if name != "model.norm.weight"}),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_damaged_header_is_refused(kind: str, tmp_path: Path) -> None:
+    source, _ = models.llama(tmp_path / "hf")
+    export(source, tmp_path / "out", "transformers", 2)
+    path = next(p for p in sorted((tmp_path / "out").glob("*.safetensors")) if "model.norm.weight" in read_names(p))
+    with safe_open(path, "pt") as file:
+        info = json.loads(file.metadata()["DCP_SHARDING_INFO"])
+        tensors = {name: file.get_tensor(name) for name in info}
+    damaged = HOSTILE[kind](info)
+    metadata = {"format": "pt", "DCP_VERSION": "1.0"} | ({} if damaged is None else {"DCP_SHARDING_INFO": damaged})
+    save_file(tensors, path, metadata)
+    with pytest.raises((DamagedError, UnsupportedError)):
+        merge_engine(tmp_path / "out", tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+
+
+def read_names(path: Path) -> list[str]:
+    with safe_open(path, "pt") as file:
+        return list(file.keys())
 
 
 PROGRAM = '''

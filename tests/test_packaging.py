@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -269,3 +270,12 @@ def test_the_console_script_is_the_cli() -> None:
 
 def test_version_is_said_once() -> None:
     assert tpshard.__version__ == metadata.version("tpshard")
+
+
+def test_the_version_is_written_down_once_more_and_alike() -> None:
+    """Where reading it costs nothing; the journal of a run names it."""
+    from tpshard.release import VERSION
+
+    found = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert found is not None
+    assert found[1] == VERSION == tpshard.__version__

@@ -13,8 +13,19 @@ import pytest
 from commands import ok, refused
 from cuts import change_config, cut
 from quantmodels import llama, parts_of, require_slices, write_quantised
-from quantschemes import Scheme, awq, codes, compressed_config, compressed_packed, gptq, in_shape, nf4, scales
-from weights import Tensor, ranks, read, tensor, write
+from quantschemes import (
+    Scheme,
+    awq,
+    codes,
+    compressed_config,
+    compressed_packed,
+    gptq,
+    in_shape,
+    modelopt_awq,
+    nf4,
+    scales,
+)
+from weights import Tensor, ranks, read, tensor, tree, write
 
 import tpshard
 from tpshard.plancuts import planned
@@ -321,3 +332,26 @@ def test_the_plan_sees_what_drifts_apart(name: str, tmp_path: Path) -> None:
         swapped = tuple(type(part)(part.extent, part.ranks[::-1]) for part in tensor.parts)
         findings = judge({**plan, tensor.name: tensor._replace(parts=swapped)}, 2, {}).findings
         assert any(module in finding.message for finding in findings), (module, name)
+
+
+def test_modelopts_own_file_says_what_config_json_does_not(tmp_path: Path) -> None:
+    """Checkpoints of TensorRT-LLM have hf_quant_config.json alone; shards carry it and are read by it."""
+    source = tmp_path / "source"
+    scheme = modelopt_awq(16)
+    values = write_quantised(source, llama(4, 2, 16, 64, 32, 40), scheme)
+    config = json.loads((source / "config.json").read_text())
+    declared = config.pop("quantization_config")
+    (source / "config.json").write_text(json.dumps(config))
+    refused(4, "split", source, tmp_path / "no", "--tp", 2, says=("lm_head.weight", "20 rows", "40"))
+    del declared["quant_method"]
+    separate = {"producer": {"name": "modelopt", "version": "0.29"}, "quantization": declared}
+    (source / "hf_quant_config.json").write_text(json.dumps(separate))
+    tpshard.split(source, tmp_path / "cut", 2)
+    require_slices(config, scheme, values, ranks(tmp_path / "cut"))
+    tpshard.merge(tmp_path / "cut", tmp_path / "merged")
+    assert tree(tmp_path / "merged") == tree(source)
+    tpshard.merge(tmp_path / "cut", tmp_path / "values", dequantize="bf16")
+    assert not (tmp_path / "values" / "hf_quant_config.json").exists()
+    separate["producer"] = {"name": "another"}
+    (source / "hf_quant_config.json").write_text(json.dumps(separate))
+    refused(3, "split", source, tmp_path / "no", "--tp", 2, says=("another", "quant_method"))

@@ -33,6 +33,7 @@ from .output import Ending, Job, make
 from .outputplace import check_separate
 from .place import Headed, place_native, place_opened, place_repacked, repacked_index
 from .planning import Plan, build_plan
+from .quantised import is_forbidden_by_groups, values_at
 from .reports import Conversion
 from .shards import Shards, given_path, open_shards
 from .sidefiles import changed_sides, require_unchanged_sides
@@ -99,7 +100,13 @@ def _cut(
     """Cut a checkpoint, or with ``values`` what its source computes."""
     check_separate(checkpoint.source.root, ends.target)
     opened = checkpoint.source
-    check_degree(tp_size, checkpoint.axes, even=even)
+    try:
+        check_degree(tp_size, checkpoint.axes, even=even)
+    except UnsupportedError as error:
+        way_out = values_at(opened.config) if values is None else ""
+        if not way_out or not is_forbidden_by_groups(str(error), checkpoint.axes):
+            raise
+        raise UnsupportedError(f"{error}; {way_out}") from None
     notes, dims, aliases = checkpoint.notes(), checkpoint.matched.dims, checkpoint.aliases()
     headed = place_native(cut_layout(checkpoint.tensors, dims, tp_size), max_file_bytes)
     plan = build_plan(checkpoint.placed, headed.placed)

@@ -49,6 +49,25 @@ class Skipped:
 SKIPPED = Skipped()
 
 
+class Kind:
+    """A class of the caller's table: what is made of it is a :class:`Record`, and nothing runs."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class Record:
+    """An object of a :class:`Kind`: what the pickle says its state is."""
+
+    __slots__ = ("kind", "state")
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self.state: Any = None
+
+
 def ordered_dict(pairs: object = ()) -> dict[Any, Any]:
     """``collections.OrderedDict(pairs)``, as a plain dict; the keys are strings and numbers only."""
     found: dict[Any, Any] = {}
@@ -66,7 +85,7 @@ def _put(target: object, key: object, value: object) -> None:
         return
     if type(target) is not dict:
         raise TypeError(f"an item set on a {type(target).__name__}")
-    if type(key) not in (str, int, bool, float, bytes, type(None)):
+    if type(key) not in (str, int, bool, float, bytes, type(None), Record):
         raise TypeError(f"a {type(key).__name__} as a key")
     target[key] = value
 
@@ -78,6 +97,7 @@ def load(
     name: str,
     *,
     skip: bool = False,
+    times: int = 1,
 ) -> Any:
     """The value of one pickle, taken from ``read(nbytes)`` without reading a byte past its end.
 
@@ -86,9 +106,10 @@ def load(
     opcode that builds other objects raises :class:`UnsupportedError`; a pickle that is cut short,
     malformed, or beyond the limits above raises :class:`DamagedError`. Both name the file ``name``.
     With ``skip`` what is not in the table becomes :data:`SKIPPED`, and so does whatever would be made with it: a
-    training program's arguments beside its tensors. Nothing is executed then, either.
+    training program's arguments beside its tensors. Nothing is executed then, either. ``times`` multiplies the limits
+    on bytes, opcodes and the memo, for pickles that are no state dict.
     """
-    machine = _Machine(read, globals_, persistent, name, skip)
+    machine = _Machine(read, globals_, persistent, name, skip, times)
     try:
         return machine.run()
     except TpshardError:
@@ -105,12 +126,14 @@ class _Machine:
         persistent: Callable[[object], object],
         name: str,
         skip: bool,
+        times: int,
     ) -> None:
         self.source = read
         self.globals = globals_
         self.persistent = persistent
         self.name = name
         self.skip = skip
+        self.times = times
         self.at = 0
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
@@ -120,8 +143,8 @@ class _Machine:
 
     def read(self, nbytes: int) -> bytes:
         self.at += nbytes
-        if self.at > MAX_BYTES:
-            raise self.damaged(f"within {MAX_BYTES:,} bytes, beyond which no state dict goes")
+        if self.at > MAX_BYTES * self.times:
+            raise self.damaged(f"within {MAX_BYTES * self.times:,} bytes, beyond which no state dict goes")
         got = self.source(nbytes)
         if len(got) != nbytes:
             raise self.damaged(f"at its byte {self.at:,}: it is cut short")
@@ -199,12 +222,12 @@ class _Machine:
 
     def remember(self, index: int) -> None:
         self.memo[index] = self.stack[-1]
-        if len(self.memo) > MAX_MEMO:
-            raise self.damaged(f"at its byte {self.at:,}: more than {MAX_MEMO:,} values in its memo")
+        if len(self.memo) > MAX_MEMO * self.times:
+            raise self.damaged(f"at its byte {self.at:,}: more than {MAX_MEMO * self.times:,} values in its memo")
 
     def run(self) -> Any:
         stack = self.stack
-        for _ in range(MAX_OPCODES):
+        for _ in range(MAX_OPCODES * self.times):
             code = self.read(1)
             if code in _MAKERS:
                 stack.append(_MAKERS[code](self))
@@ -226,7 +249,7 @@ class _Machine:
                     f"{self.name}: its pickle has the opcode {code!r} at its byte {self.at:,}, which a plain "
                     f"state dict does not need; nothing of it was executed. {_REMEDY}"
                 )
-        raise self.damaged(f"within {MAX_OPCODES:,} opcodes, beyond which no state dict goes")
+        raise self.damaged(f"within {MAX_OPCODES * self.times:,} opcodes, beyond which no state dict goes")
 
 
 def _proto(machine: _Machine) -> None:
@@ -278,15 +301,19 @@ def _setitems(machine: _Machine) -> None:
 
 def _build(machine: _Machine) -> None:
     # Attributes of a dict (torch keeps module versions in `_metadata`): they carry no tensor data.
-    target, _ = machine.top(2)
-    if type(target) is not dict and not isinstance(target, Skipped):
+    target, state = machine.top(2)
+    if isinstance(target, Record):
+        target.state = state
+    elif type(target) is not dict and not isinstance(target, Skipped):
         raise TypeError(f"attributes set on a {type(target).__name__}")
     machine.stack.append(target)
 
 
 def _new(machine: _Machine) -> object:
-    """An object made without arguments of a call: only ever skipped."""
+    """An object made without a call: of a kind of the table, or skipped."""
     kind, _ = machine.top(2)
+    if isinstance(kind, Kind):
+        return Record(kind)
     if not machine.skip or isinstance(kind, Function):
         raise UnsupportedError(
             f"{machine.name}: its pickle makes a {type(kind).__name__}, which a plain state dict does not; nothing of "

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from .errors import DamagedError, UnsupportedError
-from .header import WeightsFile, read_header
+from .header import Read, WeightsFile, read_header
 from .listing import kind_of, shown, storage_error
 
 
@@ -49,6 +50,16 @@ def open_weights(root: Path, name: str, format: str, within: str | None = None) 
     except (DamagedError, UnsupportedError) as error:
         told = str(error)  # they begin with the name, as they know of no directory
         raise type(error)(f"{shown(path)}{told[len(name) :] if told.startswith(name) else f': {told}'}") from None
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[tuple[Read, Stamp]]:
+    """A reader of an open file and its stamp; raises as :func:`open_weights`."""
+    descriptor, status = _opened(path)
+    try:
+        yield _reader(descriptor, path), stamp_of(status)
     finally:
         os.close(descriptor)
 

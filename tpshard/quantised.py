@@ -106,6 +106,24 @@ def quantised(
     )
 
 
+def values_at(config: Mapping[str, Any]) -> str:
+    """What to do where groups forbid a degree; nothing where no formula is known of the values."""
+    quantisation = quantisation_of(config)
+    if quantisation is None:
+        return ""
+    from .quantisation.methods import method_of
+    from .quantisation.valueformulas import DEQUANTISED
+
+    if method_of(quantisation).lower() not in DEQUANTISED:
+        return ""
+    return "--dequantize bf16 cuts the values of the quantised matrices, which no group keeps together"
+
+
+def is_forbidden_by_groups(reason: str, axes: Mapping[Axis, str]) -> bool:
+    """Whether a refusal of a degree names a tensor whose groups stay whole, and not only an axis."""
+    return any(text.endswith(")") and text in reason for text in axes.values())
+
+
 def _along(dim: Dim, axes: Mapping[str, Axis]) -> Dim:
     """The dimension along the axes of the same names."""
     return Dim(tuple([s if s.axis is None else s._replace(axis=axes.get(s.axis.name, s.axis)) for s in dim.segments]))

@@ -127,7 +127,7 @@ class Tiler:
                 height = min(height, self.load_room // load_width)
             if stage_width:
                 height = min(height, self.stage_room // stage_width)
-            if height:
+            if height and _fills_targets(strip):
                 yield from self._row_tiles(task, strip, height)
             else:
                 for row in range(strip.rows):
@@ -357,6 +357,16 @@ def _packed(wanted: list[int], extents: Sequence[Extent], pos: int) -> tuple[lis
         pieces.append(new(Piece, (index, 0, nbytes, pos)))
         pos += nbytes
     return pieces, where
+
+
+def _fills_targets(strip: Strip) -> bool:
+    """Whether the route has every column of every target: rows that other strips share cannot be stored whole."""
+    filled = [0] * len(strip.targets)
+    for copy in strip.route.copies:
+        filled[copy.target] += copy.length
+    for fill in strip.route.fills:
+        filled[fill.target] += fill.length
+    return all(done == span.width for done, span in zip(filled, strip.targets, strict=True))
 
 
 def _is_flat(strip: Strip) -> bool:

@@ -60,6 +60,18 @@ def read_torch(read: Read, size: int, name: str, within: str | None = None) -> W
     return WeightsFile(name, size, "torch", tensors, {}, aliases, _frame(read, size, name, tensors, touched))
 
 
+def read_tensor(read: Read, at: int, nbytes: int, name: str) -> TensorInfo:
+    """Find the tensor of a file of ``torch.save`` that lies at byte ``at`` of another file and holds nothing else.
+
+    Raises as :func:`read_torch`; the offset is that in the file around it.
+    """
+    state, storages = _read_zip(lambda offset, count: read(at + offset, count), nbytes, name, True)
+    if not isinstance(state, View):
+        raise UnsupportedError(f"{name} holds no tensor where one is promised, at byte {at:,}")
+    info = _locate(name, state, storages, name)
+    return info._replace(offset=at + info.offset)
+
+
 def _tensors_in(state: object, within: str, name: str) -> dict[str, View]:
     """The tensors of a mapping inside a mapping; what else is there is left."""
     if within and isinstance(state, dict):

@@ -77,6 +77,11 @@ class View(NamedTuple):
     stride: tuple[int, ...]  # elements
 
 
+def torch_dtypes() -> dict[str, str]:
+    """What torch calls the dtypes of safetensors."""
+    return {dtype: name for name, dtype in _TORCH_DTYPES.items()}
+
+
 def torch_globals() -> dict[str, object]:
     """Every global that a state dict of plain tensors may name, by ``module.name``."""
     known: dict[str, object] = {

@@ -21,10 +21,11 @@ from .intervals import PAD, Run, Runs
 from .layout import Cut
 from .openfiles import OpenFiles, open_file_budget
 from .planning import Placed
+from .quantisation.cells import Bounds
 from .quantisation.formats import Member
 from .quantisation.valuecodes import NUMPY, Array
 from .quantisation.valuereader import BoxReader, cuts_of, extents_of
-from .quantisation.values import Bounds, NoValueError, StoredPart, pieces
+from .quantisation.values import NoValueError, StoredPart, pieces
 
 if TYPE_CHECKING:
     from .quantisation.values import Matrix

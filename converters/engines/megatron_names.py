@@ -27,8 +27,13 @@ def ends() -> tuple[Entry, ...]:
     )
 
 
-def norms(model: Model, fused: bool, layer: str = LAYER) -> tuple[Entry, ...]:
-    """The norms of a layer; ``fused``: below the matrix behind them, as Transformer Engine has them."""
+def norms(
+    model: Model, fused: bool, layer: str = LAYER, *, before_experts: bool = True
+) -> tuple[Entry, ...]:
+    """The norms of a layer; ``fused``: below the matrix behind them, as Transformer Engine has them.
+
+    ``before_experts``: the norm before experts is a module of its own, as several matrices are behind it.
+    """
     latent, mixed = "kv_a" in model.words, expert_layers(model)
     entries = [Entry("norm q_norm", f"{layer}.self_attention.q_layernorm.{{kind}}"),
                Entry("norm k_norm", f"{layer}.self_attention.k_layernorm.{{kind}}")]  # fmt: skip
@@ -38,7 +43,8 @@ def norms(model: Model, fused: bool, layer: str = LAYER) -> tuple[Entry, ...]:
         before_qkv = before_qkv if latent else "self_attention.linear_qkv.layer_norm_{kind}"
         queries, keys = "linear_q_up_proj.layer_norm_{kind}", "linear_kv_up_proj.layer_norm_{kind}"
         before_fc1 = "mlp.linear_fc1.layer_norm_{kind}"
-        entries.append(Entry("norm post_attention_layernorm", f"{layer}.pre_mlp_layernorm.{{kind}}", layers=mixed))
+        if before_experts:
+            entries.append(Entry("norm post_attention_layernorm", f"{layer}.pre_mlp_layernorm.{{kind}}", layers=mixed))
     return (
         *entries,
         Entry("norm input_layernorm", f"{layer}.{before_qkv}"),

@@ -31,6 +31,7 @@ OFFSETS = "saved_offsets"
 
 EXPERTS = (
     Entry("expert_gate expert_up", "{parent}.gate_up_proj", form=PLAIN, kinds=("weight",)),
+    Entry("expert_up", "{parent}.up_proj", form=PLAIN, kinds=("weight",)),
     Entry("expert_down", "{parent}.down_proj", form=PLAIN, kinds=("weight",)),
 )
 
@@ -39,8 +40,17 @@ _BESIDE_LANGUAGE = (
     ("^language_model.model.", "model.language_model."),
     ("^language_model.lm_head.", "lm_head."),
     ("^vision_tower.", "model.vision_tower."),
+    ("^vision_model.", "model.vision_model."),
+    ("^image_tower.", "model.image_tower."),
+    ("^video_tower.", "model.video_tower."),
     ("^multi_modal_projector.", "model.multi_modal_projector."),
     ("^image_newline", "model.image_newline"),
+)
+_VISUAL = (
+    ("^model.embed_tokens.", "model.language_model.embed_tokens."),
+    ("^model.layers.", "model.language_model.layers."),
+    ("^model.norm.", "model.language_model.norm."),
+    ("^visual.", "model.visual."),
 )
 
 RENAMED: Mapping[str, tuple[tuple[str, str], ...]] = {
@@ -61,9 +71,13 @@ RENAMED: Mapping[str, tuple[tuple[str, str], ...]] = {
     "MiniMaxM2ForCausalLM": _MIXTRAL,
     "Mistral3ForConditionalGeneration": _BESIDE_LANGUAGE,
     "MixtralForCausalLM": _MIXTRAL,
+    "MllamaForConditionalGeneration": _BESIDE_LANGUAGE,
     "NemotronHForCausalLM": (("^backbone.", "model."),),
     "PaliGemmaForConditionalGeneration": _BESIDE_LANGUAGE,
     "PhimoeForCausalLM": ((".block_sparse_moe.gate.", ".mlp.router."), *_MIXTRAL),
+    "Qwen2VLForConditionalGeneration": _VISUAL,
+    "Qwen2_5_VLForConditionalGeneration": _VISUAL,
+    "VideoLlavaForConditionalGeneration": _BESIDE_LANGUAGE,
     "VipLlavaForConditionalGeneration": _BESIDE_LANGUAGE,
 }
 """What a class calls otherwise in memory than in its checkpoints (a part of transformers' conversion mapping)."""
@@ -71,20 +85,29 @@ RENAMED: Mapping[str, tuple[tuple[str, str], ...]] = {
 UNLIKE = frozenset(
     {
         "AXK1ForCausalLM", "AXK2ForCausalLM", "AriaForConditionalGeneration", "AriaTextForCausalLM",
-        "AudioFlamingo3ForConditionalGeneration", "BailingHybridForCausalLM", "Cosmos3EdgeForConditionalGeneration",
-        "Cosmos3OmniForConditionalGeneration", "DeepseekOcr2ForConditionalGeneration", "DeepseekV4ForCausalLM",
+        "AudioFlamingo3ForConditionalGeneration", "BailingHybridForCausalLM", "BlipForConditionalGeneration",
+        "Cosmos3EdgeForConditionalGeneration", "Cosmos3OmniForConditionalGeneration",
+        "DeepseekOcr2ForConditionalGeneration", "DeepseekV4ForCausalLM", "DiffusionGemmaForBlockDiffusion",
         "DoryForCausalLM", "Dots3NoteForConditionalGeneration", "Emu3ForConditionalGeneration", "EncoderDecoderModel",
         "Ernie4_5_VLMoeForConditionalGeneration", "EsmForMaskedLM", "FlintForCausalLM", "FuyuForCausalLM",
-        "GlmAsrForConditionalGeneration", "GraniteMoeForCausalLM", "GraniteMoeHybridForCausalLM",
-        "GraniteMoeSharedForCausalLM", "GraniteSpeechForConditionalGeneration",
+        "Glm5NextForConditionalGeneration", "GlmAsrForConditionalGeneration", "GraniteMoeForCausalLM",
+        "GraniteMoeHybridForCausalLM", "GraniteMoeSharedForCausalLM", "GraniteSpeechForConditionalGeneration",
         "GraniteSpeechPlusForConditionalGeneration", "GteForMaskedLM", "HYV3ForCausalLM", "HYV4ForCausalLM",
-        "HrmTextForCausalLM", "Inkling2ForCausalLM", "Inkling2LoopForCausalLM", "JinaEmbeddingsV3ForMaskedLM",
-        "KimiLinearForCausalLM", "Kolibri1ForCausalLM", "LagunaForCausalLM", "LaraMiniForCausalLM",
-        "LongcatFlashForCausalLM", "MarianMTModel", "MusicFlamingoForConditionalGeneration", "NomicBertForMaskedLM",
-        "OlmoHybridForCausalLM", "Qwen2AudioForConditionalGeneration", "Qwen4ExpForCausalLM",
-        "T5Gemma2ForConditionalGeneration", "T5GemmaForConditionalGeneration", "UltraVBertForMaskedLM",
-        "UltrabertForMaskedLM", "VibeVoiceAsrForConditionalGeneration", "VoxtralForConditionalGeneration",
-        "VoxtralRealtimeForConditionalGeneration",
+        "HYV4VLForConditionalGeneration", "HrmTextForCausalLM", "HunYuanVLForConditionalGeneration",
+        "HyperCLOVAXVisionV2ForConditionalGeneration", "Inkling2ForCausalLM", "Inkling2ForConditionalGeneration",
+        "Inkling2LoopForCausalLM", "Inkling2LoopForConditionalGeneration", "JinaEmbeddingsV3ForMaskedLM",
+        "KimiLinearForCausalLM", "Kimi_K25ForConditionalGeneration", "Kolibri1ForCausalLM", "LagunaForCausalLM",
+        "LaraMiniForCausalLM", "Lfm3VlForConditionalGeneration", "LongcatFlashForCausalLM", "MarianMTModel",
+        "MiniMaxM3SparseForConditionalGeneration", "MistralLarge4ForConditionalGeneration",
+        "Molmo2ForConditionalGeneration", "MusicFlamingoForConditionalGeneration", "NomicBertForMaskedLM",
+        "OlmoHybridForCausalLM", "PI0ForConditionalGeneration", "PaddleOCRVLForConditionalGeneration",
+        "QianfanOCRForConditionalGeneration", "Qwen2AudioForConditionalGeneration",
+        "Qwen2_5OmniThinkerForConditionalGeneration", "Qwen3OmniMoeThinkerForConditionalGeneration",
+        "Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration", "Step3p7ForConditionalGeneration",
+        "T5Gemma2ForConditionalGeneration", "T5GemmaForConditionalGeneration", "UdopForConditionalGeneration",
+        "UltraVBertForMaskedLM", "UltrabertForMaskedLM", "UnlimitedOcrForConditionalGeneration",
+        "VibeVoiceAsrForConditionalGeneration", "VoxtralForConditionalGeneration",
+        "VoxtralRealtimeForConditionalGeneration", "Zamba2ForCausalLM", "ZambaForCausalLM",
     }
 )  # fmt: skip
 """Classes whose other names, fusions or copies in memory are not said here."""
@@ -107,11 +130,16 @@ def table(model: Model, version: str) -> EngineTable:
         EXPERTS,
         file_name,
         most=(1, 1),
-        rename=RENAMED.get(name, ()),
+        rename=renamed(name),
         chunked=True,
         metadata={"format": "pt", "DCP_VERSION": "1.0"},
         described=described,
     )
+
+
+def renamed(architecture: str) -> tuple[tuple[str, str], ...]:
+    """What a class calls otherwise in memory than in its checkpoints, by the vocabulary of a table's ``rename``."""
+    return RENAMED.get(architecture, ())
 
 
 def _names_bias_twice(model: Model) -> bool:
@@ -140,8 +168,10 @@ def origins_of(metadata: Mapping[str, str], file: str) -> dict[str, tuple[int, .
         DamagedError: it is missing or something else.
     """
     try:
-        found = json.loads(metadata[SHARDING])
-        return {name: tuple(int(at) for at in told[OFFSETS]) for name, told in found.items()}
+        found = {name: told[OFFSETS] for name, told in json.loads(metadata[SHARDING]).items()}
+        if any(type(at) is not int for origin in found.values() for at in origin):
+            raise TypeError("an offset is no whole number")
+        return {name: tuple(origin) for name, origin in found.items()}
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         told = f"{SHARDING!r} does not say where its tensors begin"
         raise DamagedError(f"{short(file)}: {told}; it is no shard of a distributed checkpoint, or damaged") from None

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tpshard.errors import UnsupportedError
-from tpshard.exporting.enginetable import OWN, WHOLE, Constant, EngineTable, Entry, Version
+from tpshard.exporting.enginetable import CUT, PLAIN, WHOLE, Constant, EngineTable, Entry, Version
 from tpshard.exporting.grid import Grid, Rank
 from tpshard.exporting.parts import Model, Part
 from tpshard.intervals import Bounds
@@ -31,26 +31,132 @@ VERSIONS = (
 PATTERN = re.compile(r"model-(?:rank|pp-(?P<pp>\d{1,4})-tp)-(?P<tp>\d{1,4})-part-\d{1,5}\.safetensors")
 ONE = struct.pack("<f", 1.0)
 SCALES = tuple(f"_{name}_scale" for name in ("k", "v", "q", "prob"))  # buffers of every attention layer since 0.12
-SHARED = "{outer}.experts._shared_experts._layer"
-GATE_UP = Entry("gate up", "{parent}.gate_up_proj.{kind}", fused="{module}.{kind}")
+
+GATE_INSIDE, GATE_BESIDE = "experts.gate", "gate"  # where a class registers its router first in the alphabet
+BANK = "routed_experts"
+
+
+class Class(NamedTuple):
+    """How one of vLLM's classes goes another way than most.
+
+    Args:
+        router: of a class with routed experts the path of its router, below the module of the feed-forward.
+        bank: the path of its stacked experts, below the module that holds the checkpoint's.
+        correction: the path of the router's correction, where it is not the router's.
+        by_transformers: whether vLLM has no class of its own and runs transformers' modules. Queries, keys and values
+            stay apart there, and what the checkpoint has fused is cut as it is.
+        head: whether there is one; a class without looks tokens up backwards in the embedding.
+        cuts_norms: whether norms over all heads are cut with the heads; elsewhere every rank has them whole.
+        lacks: a stretch of the names of tensors that a checkpoint may have and the class has no place for.
+        rename: what it calls otherwise than the checkpoint.
+        since: the first version whose names are known.
+    """
+
+    router: str = ""
+    bank: str = BANK
+    correction: str = ""
+    by_transformers: bool = False
+    head: bool = True
+    cuts_norms: bool = False
+    lacks: str = ""
+    rename: tuple[tuple[str, str], ...] = ()
+    since: str = "0.33"
+
+
+CLASSES: Mapping[str, Class] = {
+    "BloomForCausalLM": Class(since="0.32"),
+    "Cohere2ForCausalLM": Class(head=False),
+    "CohereForCausalLM": Class(head=False, cuts_norms=True),
+    "DeepseekV2ForCausalLM": Class(GATE_INSIDE, since="0.32"),
+    "DeepseekV3ForCausalLM": Class(GATE_INSIDE, since="0.32"),
+    "FalconForCausalLM": Class(since="0.32"),
+    "GPTNeoXForCausalLM": Class(by_transformers=True, rename=(("gpt_neox.", "model."),), since="0.32"),
+    "Gemma2ForCausalLM": Class(head=False, since="0.32"),
+    "Gemma3ForCausalLM": Class(since="0.32"),
+    "GemmaForCausalLM": Class(),
+    "Glm4ForCausalLM": Class(),
+    "Glm4MoeForCausalLM": Class(GATE_BESIDE, correction=f"experts.{BANK}"),
+    "GlmForCausalLM": Class(by_transformers=True),
+    "GraniteForCausalLM": Class(),
+    "GraniteMoeForCausalLM": Class(
+        GATE_BESIDE, f"experts.{BANK}", rename=((".block_sparse_moe.router", ".block_sparse_moe"),)
+    ),
+    "LlamaForCausalLM": Class(since="0.11"),
+    "MistralForCausalLM": Class(since="0.11"),
+    "MixtralForCausalLM": Class(GATE_BESIDE, rename=((".mlp.", ".block_sparse_moe."),), since="0.11"),
+    "NemotronForCausalLM": Class(),
+    "OPTForCausalLM": Class(since="0.32"),
+    "Olmo2ForCausalLM": Class(by_transformers=True),
+    "OlmoForCausalLM": Class(by_transformers=True),
+    "OlmoeForCausalLM": Class(GATE_BESIDE),
+    "Phi3ForCausalLM": Class(since="0.32"),
+    "PhiForCausalLM": Class(by_transformers=True),
+    "Qwen2ForCausalLM": Class(since="0.11"),
+    "Qwen2MoeForCausalLM": Class(GATE_BESIDE, since="0.32"),
+    "Qwen3ForCausalLM": Class(since="0.11"),
+    "Qwen3MoeForCausalLM": Class(GATE_INSIDE, since="0.11"),
+    "StableLmForCausalLM": Class(lacks="_layernorm.norms."),
+    "Starcoder2ForCausalLM": Class(by_transformers=True),
+}
+"""Classes whose names and bytes were compared with those that the loader of 0.33 holds."""
+
+GONE = {"MPTForCausalLM": "0.28", "MptForCausalLM": "0.28"}
+"""The last version of vLLM that had a class."""
+
+
+def table(model: Model, version: str) -> EngineTable:
+    """What vLLM stores of a model.
+
+    Raises:
+        UnsupportedError: the names that the model's class has are not known, or vLLM itself cannot load it.
+    """
+    name = model.architecture
+    known = {each: one for each, one in CLASSES.items() if _number(one.since) <= _number(version)}
+    if name in GONE and _number(version) > _number(GONE[name]):
+        raise UnsupportedError(f"vLLM {version} cannot run {name}, which it supported until {GONE[name]}")
+    if name not in known:
+        raise UnsupportedError(
+            f"vLLM {version}'s names for {name or 'a model without architectures in config.json'} are not known; those "
+            f"of {', '.join(sorted(known))} are"
+        )
+    cls, is_old = known[name], version == "0.11"
+    _require_place(model, cls, name)
+    scales = () if is_old else SCALES
+    entries = [*(_latent(scales) if "kv_a" in model.words else ()), *_matrices(model, cls, scales)]
+    if cls.router:
+        entries += _mixture(GATE_BESIDE, "", "") if is_old else _mixture(cls.router, f"{cls.bank}.", cls.correction)
+    return EngineTable(
+        (*entries, *REST),
+        file_name,
+        vocabulary=rows,
+        stages=stages,
+        kv_shared=not cls.by_transformers,  # modules of transformers cut keys like any matrix, through a shared head
+        tied=("head",) if cls.head else ("embed",),
+        tied_last="head" if cls.head else "embed",
+        drop=lambda part: _dropped(part, model),
+        rename=cls.rename,
+        part_bytes=5 << 30,
+        most=(1 if is_old else None, None),
+    )
+
+
+REST = (Entry("head", "lm_head.{kind}"), Entry("*", "{own}", kinds=("weight", "bias", "")))
 
 
 def _scaled(name: str, scales: Sequence[str]) -> tuple[Constant, ...]:
     return tuple(Constant(f"{{parent}}.{name}.{scale}", "F32", ONE) for scale in scales)
 
 
-def _attention(scales: Sequence[str]) -> tuple[Entry, ...]:
+def _matrices(model: Model, cls: Class, scales: Sequence[str]) -> tuple[Entry, ...]:
     beside = _scaled("attn", scales)
-    return (Entry("q k v", "{parent}.qkv_proj.{kind}", fused="{module}.{kind}", beside=beside), GATE_UP)
-
-
-def _apart(model: Model, scales: Sequence[str]) -> tuple[Entry, ...]:
-    """Of a class that runs transformers' modules: attention as in the checkpoint, norms over all heads whole."""
-    beside = _scaled("attn", scales)
-    fused = Entry("q k v", "{own}", form=OWN, beside=beside)
-    norms = [Entry(f"norm {at}_norm", "{own}", form=WHOLE) for at in "qk"]
-    is_fused = any(part.word == "q" and part.strand is not None for part in model.parts)
-    return (fused if is_fused else Entry("q", "{own}", beside=beside), *norms, GATE_UP)
+    attention = Entry("q k v", "{parent}.qkv_proj.{kind}", fused="{module}.{kind}", beside=beside)
+    gates = Entry("gate up", "{parent}.gate_up_proj.{kind}", fused="{module}.{kind}")
+    if cls.by_transformers:
+        fused = {part.word for part in model.parts if part.strand is not None}
+        attention = Entry("q k v" if "q" in fused else "q", "{own}", form=PLAIN if "q" in fused else CUT, beside=beside)
+        gates = Entry("gate up", "{own}", form=PLAIN) if "gate" in fused else gates
+    norms = [Entry(f"norm {at}_norm", "{own}", form=CUT if cls.cuts_norms else WHOLE) for at in "qk"]
+    return (attention, gates, *norms)
 
 
 def _latent(scales: Sequence[str]) -> tuple[Entry, ...]:
@@ -63,111 +169,16 @@ def _latent(scales: Sequence[str]) -> tuple[Entry, ...]:
     )
 
 
-def _mixture(router: str, bank: str) -> tuple[Entry, ...]:
+def _mixture(router: str, bank: str, correction: str) -> tuple[Entry, ...]:
+    shared = "{outer}.experts._shared_experts._layer"
     return (
         Entry("router", f"{{parent}}.{router}.{{kind}}", form=WHOLE),
-        Entry("router", f"{{outer}}.{router}.{{leaf}}", kinds=("",), form=WHOLE),  # its correction
+        Entry("router", f"{{outer}}.{correction or router}.{{leaf}}", kinds=("",), form=WHOLE),
         Entry("expert_gate expert_up", f"{{parent}}.{bank}w13_{{kind}}"),
         Entry("expert_down", f"{{parent}}.{bank}w2_{{kind}}"),
-        Entry("shared_gate shared_up", f"{SHARED}.gate_up_proj.{{kind}}"),
-        Entry("shared_down", f"{SHARED}.down_proj.{{kind}}"),
+        Entry("shared_gate shared_up", f"{shared}.gate_up_proj.{{kind}}"),
+        Entry("shared_down", f"{shared}.down_proj.{{kind}}"),
         Entry("shared_router", "{parent}.experts._shared_experts._layer.expert_gate.{kind}", form=WHOLE),
-    )
-
-
-REST = (Entry("head", "lm_head.{kind}"), Entry("*", "{own}", kinds=("weight", "bias", "")))
-
-GATE_INSIDE, GATE_BESIDE = "experts.gate", "gate"  # where a class registers its router first in the alphabet
-
-
-class Class(NamedTuple):
-    """How one of vLLM's classes goes another way than most.
-
-    Args:
-        router: of a class with routed experts the name of its router, below the module of the feed-forward.
-        own_attention: whether queries, keys and values stay apart, or fused in the checkpoint's order. So it is where
-            vLLM has no class of its own and runs transformers' modules; a norm over all heads is then whole, too.
-        head: whether there is one; a class without looks tokens up backwards in the embedding.
-        rename: what it calls otherwise than the checkpoint.
-        since: the first version whose names are known.
-    """
-
-    router: str = ""
-    own_attention: bool = False
-    head: bool = True
-    rename: tuple[tuple[str, str], ...] = ()
-    since: str = "0.32"
-
-
-CLASSES: Mapping[str, Class] = {
-    "BloomForCausalLM": Class(),
-    "CohereForCausalLM": Class(head=False, since="0.33"),
-    "DeepseekV2ForCausalLM": Class(GATE_INSIDE),
-    "DeepseekV3ForCausalLM": Class(GATE_INSIDE),
-    "FalconForCausalLM": Class(),
-    "GPTNeoXForCausalLM": Class(own_attention=True, rename=(("gpt_neox.", "model."),)),
-    "Gemma2ForCausalLM": Class(head=False),
-    "Gemma3ForCausalLM": Class(),
-    "GraniteForCausalLM": Class(since="0.33"),
-    "LlamaForCausalLM": Class(since="0.11"),
-    "MistralForCausalLM": Class(since="0.11"),
-    "MixtralForCausalLM": Class(GATE_BESIDE, rename=((".mlp.", ".block_sparse_moe."),), since="0.11"),
-    "OPTForCausalLM": Class(),
-    "Olmo2ForCausalLM": Class(own_attention=True, since="0.33"),
-    "Phi3ForCausalLM": Class(),
-    "Qwen2ForCausalLM": Class(since="0.11"),
-    "Qwen2MoeForCausalLM": Class(GATE_BESIDE),
-    "Qwen3ForCausalLM": Class(since="0.11"),
-    "Qwen3MoeForCausalLM": Class(GATE_INSIDE, since="0.11"),
-    "StableLmForCausalLM": Class(since="0.33"),
-    "Starcoder2ForCausalLM": Class(own_attention=True, since="0.33"),
-}
-"""Classes whose names and bytes were compared with those that the loader of 0.33 holds."""
-
-CANNOT = {
-    "MPTForCausalLM": "it has had no such class since 0.28",
-    "MptForCausalLM": "it has had no such class since 0.28",
-    "PhiForCausalLM": "its loader of sharded_state does not know the bias of the head (KeyError 'lm_head.bias')",
-}
-"""Why vLLM itself cannot read a class back."""
-
-
-def table(model: Model, version: str) -> EngineTable:
-    """What vLLM stores of a model.
-
-    Raises:
-        UnsupportedError: the names that the model's class has are not known, or vLLM itself cannot load it.
-    """
-    name = model.architecture
-    if name in CANNOT:
-        raise UnsupportedError(f"vLLM {version} cannot load a sharded_state of {name}: {CANNOT[name]}")
-    known = {each: one for each, one in CLASSES.items() if _number(one.since) <= _number(version)}
-    if name not in known:
-        raise UnsupportedError(
-            f"vLLM {version}'s names for {name or 'a model without architectures in config.json'} are not known; those "
-            f"of {', '.join(sorted(known))} are"
-        )
-    one, is_old = known[name], version == "0.11"
-    if "router" in model.words and not one.router:
-        raise UnsupportedError(f"vLLM's {name} has no experts, and this model has; see architectures in its config.json")
-    _require_correction(model)
-    scales = () if is_old else SCALES
-    entries = list(_latent(scales) if "kv_a" in model.words else ())
-    entries += _apart(model, scales) if one.own_attention else _attention(scales)
-    if one.router:
-        entries += _mixture(GATE_BESIDE, "") if is_old else _mixture(one.router, "routed_experts.")
-    return EngineTable(
-        (*entries, *REST),
-        file_name,
-        vocabulary=rows,
-        stages=stages,
-        tied=("head",) if one.head else ("embed",),
-        tied_last="head" if one.head else "embed",
-        drop=lambda part: _dropped(part, model),
-        kv_shared=not one.own_attention,  # transformers' modules cut keys like any matrix, through heads
-        rename=one.rename,
-        part_bytes=5 << 30,
-        most=(1 if is_old else None, None),
     )
 
 
@@ -175,18 +186,28 @@ def _number(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
 
 
-def _require_correction(model: Model) -> None:
-    """Raise UnsupportedError where vLLM would not make the router's correction that the checkpoint has.
+def _require_place(model: Model, cls: Class, name: str) -> None:
+    """Raise UnsupportedError where vLLM's own module has no place for a tensor, though its class is known.
 
-    Source: ``models/deepseek_v2.py``, ``DeepseekV2MoE``: it is made where ``topk_method`` is ``noaux_tc``.
+    Source: ``models/deepseek_v2.py`` (``DeepseekV2MoE``), ``models/transformers/causal.py`` (``load_weights``).
     """
-    found = next((part.tensor.name for part in model.parts if part.word == "router" and not part.kind), None)
-    method = model.config.values.get("topk_method")
-    if found and "kv_a" in model.words and method != "noaux_tc":
-        raise UnsupportedError(
-            f"vLLM has no place for {found} where config.json says topk_method {method!r:.40}; add "
-            '"topk_method": "noaux_tc" to the config.json of the checkpoint, as its release has it'
-        )
+    for part in model.parts:
+        tensor = part.tensor.name
+        if part.word == "router" and not cls.router:
+            raise UnsupportedError(f"vLLM's {name} has no experts, and the model has {tensor}; look at architectures")
+        if cls.lacks and cls.lacks in tensor:
+            raise UnsupportedError(f"vLLM's {name} has no place for {tensor}: it cannot load such a checkpoint either")
+        if cls.by_transformers and part.word == "head" and part.kind == "bias":
+            raise UnsupportedError(
+                f"vLLM makes {tensor} of {name} only while it loads a checkpoint, and its loader of sharded_state then "
+                "fails with a KeyError; serve the checkpoint itself"
+            )
+        method = model.config.values.get("topk_method")
+        if part.word == "router" and not part.kind and "kv_a" in model.words and method != "noaux_tc":
+            raise UnsupportedError(
+                f"vLLM has no place for {tensor} where config.json says topk_method {method!r:.40}; add "
+                '"topk_method": "noaux_tc" to the config.json of the checkpoint, as its release has it'
+            )
 
 
 def _dropped(part: Part, model: Model) -> str:

@@ -1,7 +1,8 @@
 """Checkpoints of released sizes with nothing in them: true names and shapes in sparse files.
 
 The config is the one that the class of transformers has by default, which for most types is that of a released
-model (its docstring says which); where that makes no model, a released one's numbers (:mod:`.releases`). Names and shapes are the model's own, on the meta device, under the hub's names.
+model (its docstring says which); where that makes no model, a released one's numbers (:mod:`.releases`). Names and
+shapes are the model's own, on the meta device, under the hub's names.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ files have: checkpoints are cut there, whatever a model joins on loading.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,9 @@ class Probe:
         """For every parameter the place of each of its elements among those of all tensors on disk."""
         out: dict[str, torch.Tensor] = {}
         made: set[int] = set()
+        names = {id(value): name for name, value in self.parameters.items()}
+        every = self.model.named_parameters(remove_duplicate=False)  # files may have a tied one under another name
+        known = {name: names[id(value)] for name, value in every if id(value) in names}
 
         def places(name: str) -> torch.Tensor:
             first, shape = self.offsets[name], self.shapes[name]
@@ -81,8 +85,8 @@ class Probe:
                 continue
             made.add(id(recipe))
             for target, value in recipe.make(self.skeleton.model, places).items():
-                if target in self.parameters:
-                    out[target] = value.round().long()
+                if target in known:
+                    out[known[target]] = value.round().long()
         return out
 
     def more(self) -> None:
@@ -101,9 +105,18 @@ class Probe:
         kinds = getattr(self.model.config, "type_vocab_size", None)
         if "token_type_ids" in takes and isinstance(kinds, int) and kinds > 1:
             inputs["token_type_ids"] = torch.randint(0, kinds, (rows, TOKENS), generator=chance)
+        if "encoder_hidden_states" in takes and "decoder_input_ids" not in takes and self._crosses():
+            width = getattr(self.model.config, "cross_attention_hidden_size", None) or self.model.config.hidden_size
+            inputs["encoder_hidden_states"] = torch.randn(
+                (rows, TOKENS - 4, width), generator=chance, dtype=torch.float64
+            )
         if "use_cache" in takes:
             inputs["use_cache"] = False
         return inputs
+
+    def _crosses(self) -> bool:
+        """Whether a decoder attends to an encoder that the model lacks: its states are an input then."""
+        return any(re.search(r"cross_?att|encoder_att", name) for name in self.parameters)
 
     @property
     def vocabulary(self) -> int:

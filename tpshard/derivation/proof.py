@@ -57,7 +57,8 @@ def _tried(checkpoint: Path, table: Path, tp_size: int, trust_remote_code: bool)
         try:
             report = split(checkpoint, shards, tp_size)
         except TpshardError as error:
-            trial.problem, trial.uncut = without_paths(str(error), checkpoint.parent), "ranks cannot share the axis" in str(error)
+            trial.problem = without_paths(str(error), checkpoint.parent)
+            trial.uncut = "ranks cannot share the axis" in str(error)
             return trial
         try:
             opened = open_shards(shards)

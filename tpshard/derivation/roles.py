@@ -26,7 +26,8 @@ def role_of(pattern: str, family: str, summed: bool, rank: int) -> str:
     bias = "_bias" if pattern.endswith("bias") and rank == 1 else ""
     if summed:
         return {"heads": "o", "ffn": "down", "expert": "expert_down", "shared": "shared_down"}.get(family, "linear_out")
-    if rank == 1 and not bias:
+    is_value = rank == 1 or (pattern.endswith("bias") and family in ("heads", "linear"))  # XLNet's [heads, head size]
+    if is_value and not bias:
         return {"heads": "attn_head", "ffn": "ffn_channel"}.get(family, "linear_head")
     word = next((role for expression, role in _WORDS if re.fullmatch(expression, leaf.rpartition(".")[2])), "")
     if family == "heads":

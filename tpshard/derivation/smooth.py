@@ -40,8 +40,9 @@ def _softmax(
 
 def _shares(scores: torch.Tensor, dim: int) -> torch.Tensor:
     """Shares that sum up to 1, in the order of the scores and none of them tiny; 0 where a score is masked."""
-    narrow = torch.sigmoid(scores / (1 + scores.abs() / 4))
-    narrow = torch.where(scores <= _MASKED, 0.0, narrow)
+    masked = scores <= _MASKED
+    scores = scores.masked_fill(masked, 0.0)  # before all else: the gradient of a quotient of infinities is no number
+    narrow = torch.sigmoid(scores / (1 + scores.abs() / 4)).masked_fill(masked, 0.0)
     return narrow / narrow.sum(dim, keepdim=True).clamp_min(1e-12)
 
 

@@ -23,7 +23,7 @@ from .scan import scanned, watched_of
 from .sums import Meeting
 from .units import Label, components, copies, cut_dims, differs, groups_of, labelled, run_lengths
 
-MOST_COPIES = 3.0  # times the bytes of an axis that all its units may hold together, where units share some
+MOST_COPIES = 2.0  # times the bytes of an axis that its units may hold together: queries over a KV head stay below it
 
 
 @dataclass

@@ -20,8 +20,8 @@ _NO_SIZE = re.compile(
     r"steps?|offset|image_size|patch_size|channels|max_\w+)$"
 )
 _MOST = 1 << 20
-_FACTORS_SMALL = ((3, 2), (1, 2), (2, 1), (3, 1), (4, 1))
-_FACTORS_LARGE = ((3, 4), (5, 4), (1, 2), (3, 2), (7, 4))  # smaller ones first: they run faster
+_FACTORS_SMALL = ((3, 2), (2, 1), (3, 1), (4, 1))  # no fewer: 8 heads over 2 must not become 4 over 4
+_FACTORS_LARGE = ((3, 2), (3, 4), (5, 4), (1, 2), (7, 4))
 SMALL = 16
 
 

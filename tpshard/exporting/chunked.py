@@ -67,6 +67,8 @@ def arrange_chunks(
     chunks = _Chunks(len(grid.ranks), rectangles)
     boxes: list[_Box] = []
     stacks: dict[str, tuple[Entry, list[_Member]]] = {}
+    roles = {rule.role for rule in model.matched.rules.values()}
+    entries = [entry for entry in table.entries if roles.issuperset(entry.order)]
     for tensor in model.tensors:
         rule = model.matched.rules.get(tensor.name)
         if rule is None:
@@ -78,7 +80,7 @@ def arrange_chunks(
             )
         if "{expert}" in rule.name:
             numbers = dict(zip(placeholders(rule.name), template_of(tensor.name)[1], strict=False))
-            name, entry, word = _stack_of(tensor, rule.role, numbers["{expert}"], table, engine)
+            name, entry, word = _stack_of(tensor, rule.role, numbers["{expert}"], table, entries, engine)
             stacks.setdefault(name, (entry, []))[1].append(_Member(numbers["{expert}"], word, tensor))
         else:
             boxes.append(_box(table.renamed(tensor.name), tensor, model, chunks))
@@ -156,12 +158,14 @@ def _described(stored: Stored, shapes: Shapes, rectangles: Sequence[Rectangle]) 
 # -- experts ------------------------------------------------------------------------------------------
 
 
-def _stack_of(tensor: Logical, role: str, expert: int, table: EngineTable, engine: str) -> tuple[str, Entry, int]:
+def _stack_of(
+    tensor: Logical, role: str, expert: int, table: EngineTable, entries: Sequence[Entry], engine: str
+) -> tuple[str, Entry, int]:  # fmt: skip
     """The name of the stack that an expert's matrix is in, its entry, and the place of its word in that."""
     path = tensor.name.split(".")
     kind = path[-1]
     at = len(path) - 1 - path[::-1].index(str(expert))
-    for entry in table.entries:
+    for entry in entries:
         if role in entry.order and kind in entry.kinds:
             parent = table.renamed(".".join(path[:at]))
             return entry.name.format(parent=parent, kind=kind), entry, entry.order.index(role)

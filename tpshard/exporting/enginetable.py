@@ -16,13 +16,10 @@ from typing import NamedTuple
 from .grid import Grid, Rank, StageRule, equal_stages
 from .parts import Model, Part
 
-SAFETENSORS, TORCH = "safetensors", "torch"
+SAFETENSORS, TORCH, DISTCP = "safetensors", "torch", "distcp"
 
 CUT = "cut"
 """As the family cuts it: the rank's units of every strand, strand after strand."""
-
-OWN = "own"
-"""As CUT, and a fusion that the checkpoint has already stays in the checkpoint's order."""
 
 WHOLE = "whole"
 """On every rank, whatever the family would do."""
@@ -31,7 +28,7 @@ GROUPED = "grouped"
 """KV group after KV group ``[q ... q k v]``, then equal parts of all rows: Megatron's ``linear_qkv``."""
 
 PLAIN = "plain"
-"""Equal chunks (``torch.chunk``) along the first dimension that the family cuts, heedless of units and strands."""
+"""Equal chunks (``torch.chunk``) along the first dimension that the family cuts, heedless of units and fusions."""
 
 ROTARY = "rotary"
 """As CUT, the rows of every head in pairs: HF's halves ``[x0 .. xn y0 .. yn]`` become ``[x0 y0 x1 y1 ..]``."""

@@ -14,7 +14,7 @@ from tpshard.axes import Dim, replicated
 from tpshard.errors import UnsupportedError
 from tpshard.matching import Logical, Matched
 from tpshard.source import natural_key
-from tpshard.table import Rule, Table, placed, placeholders
+from tpshard.table import Rule, Table, placed, placeholders, template_of
 
 from .arrange import entry_of, rendered, shown_as, singles, template_of_entry, words_of
 from .enginetable import EngineTable
@@ -121,9 +121,20 @@ def held(
             if claimed.setdefault((name, part.word, part.layer, expert), own) != own:
                 lacking.add(own)
         dtypes[own] = names[name]
-    tensors = {c.tensor.name: c.tensor for c in found}
-    kept = [tensors[name]._replace(dtype=dtype) for name, dtype in dtypes.items() if name not in lacking]
+    there = dtypes.keys() - lacking
+    broken = {_block_of(c) for c in found if not c.rule.optional and c.tensor.name not in there}
+    kept = [
+        c.tensor._replace(dtype=dtypes[c.tensor.name]) for c in found
+        if c.tensor.name in there and (not c.rule.block or _block_of(c) not in broken)
+    ]  # fmt: skip
     return sorted(kept, key=lambda tensor: natural_key(tensor.name))
+
+
+def _block_of(candidate: Candidate) -> tuple[int, str, int | None]:
+    """The block of a layer of which it is: a layer holds all that is mandatory in one, or none of it."""
+    rule = candidate.rule
+    numbers = dict(zip(placeholders(rule.name), template_of(candidate.tensor.name)[1], strict=False))
+    return rule.stack, rule.block, numbers.get("{layer}")
 
 
 def provisional(table: Table, found: list[Candidate]) -> Matched:

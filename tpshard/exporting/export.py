@@ -62,7 +62,7 @@ def export(
     arranged = (arrange_chunks if table.chunked else arrange)(given.model, table, grid, name)
     files = place_engine(arranged, table, max_file_bytes)
     plan = build_plan(without(given.placed, arranged.dropped), files.placed)
-    small = dict(table.sides(given.model, grid))
+    small = {**table.sides(given.model, grid), **files.small}
     sides = {
         path: size for path, size in given.sides.items()
         if path not in _NOT_OF_ENGINES and path not in table.left_out and path not in small

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import PurePosixPath
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from tpshard.planning import Placed, PlacedFile, stored_bytes
 from tpshard.routing import Extent
 
 from .arrange import Arranged
-from .enginetable import TORCH, EngineTable
+from .enginetable import DISTCP, TORCH, EngineTable
 from .grid import Grid, Rank
 from .torchcontainer import TensorSpec, torch_file
 
@@ -33,10 +33,11 @@ class _Held(NamedTuple):
 
 @dataclass(frozen=True)
 class EngineFiles:
-    """A placed layout, and by file every byte that is not copied: headers and constants."""
+    """A placed layout, by file every byte that is not copied (headers, constants), and small files beside them."""
 
     placed: Placed
     frames: Mapping[str, Frame]
+    small: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def held_by(arranged: Arranged, table: EngineTable, rank: int) -> list[_Held]:
@@ -56,6 +57,10 @@ def place_engine(arranged: Arranged, table: EngineTable, part_bytes: int | None 
     Raises:
         UnsupportedError: two ranks would write one file, or the container has no type for a dtype.
     """
+    if table.container == DISTCP:
+        from .dcp import place_distcp
+
+        return place_distcp(arranged, table)
     limit = table.part_bytes if part_bytes is None else part_bytes
     grid, layout = arranged.grid, arranged.layout
     rows: list[list[Extent | None]] = [[None] * layout.size for _ in layout.stored]

@@ -10,7 +10,7 @@ from tpshard.intervals import Run, Runs, joined, total, whole
 from tpshard.layout import Cut, Piece, cut
 from tpshard.partition import Partition, interned, partition
 
-from .enginetable import ALONG_OTHER, CUT, GROUPED, OWN, PLAIN, ROTARY, WHOLE, EngineTable
+from .enginetable import ALONG_OTHER, CUT, GROUPED, PLAIN, ROTARY, WHOLE, EngineTable
 from .grid import Grid, Rank
 from .parts import Part
 
@@ -30,8 +30,8 @@ class Forms:
             UnsupportedError: the form is not for such parts.
         """
         held = tuple(stages)
-        if form == OWN:
-            form, parts = CUT, list({part.tensor.name: part._replace(strand=None) for part in parts}.values())
+        if form == PLAIN:  # a fusion of the checkpoint stays as it is
+            parts = list({part.tensor.name: part._replace(strand=None) for part in parts}.values())
         if form == GROUPED:
             return self._grouped(parts, held)
         return [Piece(part.tensor.name, self._cut(form, part, held)) for part in parts]

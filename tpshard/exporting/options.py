@@ -55,7 +55,7 @@ def grid_of(
     for option, value, most in (("pp", pp_size, table.most[0]), ("ep", ep_size, table.most[1])):
         if most is not None and value > most:
             raise UnsupportedError(f"{engine} has no --{option} {value} in this layout; the largest is {most}")
-    if pp_size > model.layers:
+    if pp_size > max(model.layers, 1):
         raise UnsupportedError(f"{model.layers} layers cannot be {pp_size} stages; choose --pp 1 to {model.layers}")
     if ep_size > 1 and ep_size > model.experts:
         held = f"{model.experts} experts" if model.experts else "no experts"

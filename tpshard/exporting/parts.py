@@ -107,9 +107,8 @@ class Model:
 
     @property
     def architecture(self) -> str:
-        """The first of the config's ``architectures``, "" where it names none."""
-        named = self.config.values.get("architectures")
-        return str(named[0]) if isinstance(named, list) and named else ""
+        """The class that runs it, "" where the config names none."""
+        return architecture_of(self.config)
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
@@ -129,6 +128,12 @@ class Model:
     @cached_property
     def words(self) -> frozenset[str]:
         return frozenset(part.word for part in self.parts)
+
+
+def architecture_of(config: Config) -> str:
+    """The first of the config's ``architectures``, "" where it names none."""
+    named = config.values.get("architectures")
+    return str(named[0]) if isinstance(named, list) and named else ""
 
 
 def model_of(config: Config, family: str, table: Table, tensors: Iterable[Logical], matched: Matched) -> Model:

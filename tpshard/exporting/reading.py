@@ -32,15 +32,16 @@ from tpshard.source import natural_key
 
 from .arrange import Arranged, arrange
 from .chunked import arrange_chunks
-from .enginetable import EngineTable
+from .dcpreading import open_distcp
+from .enginetable import DISTCP, EngineTable
 from .expected import Candidate, candidates, held, named, provisional
 from .files import place_found
 from .given import Given, read_config
 from .grid import Grid, Rank
 from .localnames import global_names
 from .options import engine_and_version
-from .parts import Model, model_of
-from .rectangles import place_rectangles, rectangles_of, spelt_as, without_copies
+from .parts import Model, architecture_of, model_of
+from .rectangles import place_rectangles, rectangles_of, spelt_as, spelt_as_in_checkpoints, without_copies
 from .registry import engines
 
 
@@ -103,7 +104,8 @@ def open_engine(
 
 def _opened(root: Path, module: ModuleType, version: str | None, values: Mapping[str, object]) -> Given:
     """As one engine's, by the first of its versions that fits."""
-    found = _weights(root, module)
+    container = getattr(module, "CONTAINER", "")
+    found = _weights(root, module) if container != DISTCP else _Found((), (), ())
     if hasattr(module, "origins_of"):
         return _as_described(root, module, values, found)
     problem: TpshardError | None = None
@@ -112,6 +114,9 @@ def _opened(root: Path, module: ModuleType, version: str | None, values: Mapping
             continue
         for one, ep_inside in product(_meant(module, found), (False, True)):
             try:
+                if container == DISTCP:
+                    (metadata, _), *_ = _matching(module, list(list_directory(root).sizes))
+                    return open_distcp(root, module, metadata, known.name, dict(values))
                 return _as(root, module, known.name, dict(values), one, ep_inside)
             except StorageError:
                 raise
@@ -123,7 +128,7 @@ def _opened(root: Path, module: ModuleType, version: str | None, values: Mapping
 
 def _meant(module: ModuleType, found: _Found) -> list[_Found]:
     """What the files' names may mean: where a table says ``PP_OR_EP``, a lone number may be a group of experts."""
-    if not getattr(module, "PP_OR_EP", False) or found.size("pp") == 1 or found.size("ep") > 1:
+    if not getattr(module, "PP_OR_EP", False) or not found.places or found.size("pp") == 1 or found.size("ep") > 1:
         return [found]
     return [found, replace(found, places=tuple({**place, "pp": 0, "ep": place["pp"]} for place in found.places))]
 
@@ -132,7 +137,11 @@ def _as_described(root: Path, module: ModuleType, values: Mapping[str, object], 
     """As what the files say of themselves."""
     config, family, table = Config(values), family_of(values), table_for(values)
     placed = place_rectangles([(f, p["tp"]) for f, p in zip(found.files, found.places, strict=True)], module)
-    tied = match(table, placed.layout.tensors.values()).tied
+    try:
+        tied = match(table, placed.layout.tensors.values()).tied
+    except UnsupportedError:  # names that checkpoints do not have
+        placed = spelt_as_in_checkpoints(placed, module.renamed(architecture_of(config)))
+        tied = match(table, placed.layout.tensors.values()).tied
     placed = without_copies(placed, tied)
     tensors = tuple(placed.layout.tensors.values())
     model = model_of(config, family, table, tensors, match(table, tensors))
@@ -190,13 +199,13 @@ def _as(
     tensors = held(model, of_engine, engine, possible, names)
     model = model_of(config, family, table, tensors, match(table, tensors))
     arranged = arrange(model, of_engine, grid, engine)
-    numbers = {rank: number for number, rank in enumerate(grid.ranks)}
+    order = {rank: number for number, rank in enumerate(grid.ranks)}
     ranks = []
     for place in found.places:
-        rank = next((n for r, n in numbers.items() if (r.tp, r.pp) == (place["tp"], place["pp"])
+        rank = next((n for r, n in order.items() if (r.tp, r.pp) == (place["tp"], place["pp"])
                      and (of_engine.ep_inside or r.ep == place["ep"])), None)  # fmt: skip
         if rank is None:
-            lacks = f"which the {len(numbers)} ranks do not have"
+            lacks = f"which the {len(order)} ranks do not have"
             raise DamagedError(f"{shown(root)}: a file is of {Rank(**place)}, {lacks}; remove it")
         ranks.append(rank)
     missing = set(range(len(grid.ranks))) - set(ranks)

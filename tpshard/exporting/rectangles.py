@@ -80,6 +80,25 @@ def place_rectangles(files: Sequence[tuple[WeightsFile, int]], module: ModuleTyp
     return Placed(Layout(ranks, tensors, tuple(stored)), placed, tuple(extents))
 
 
+def spelt_as_in_checkpoints(placed: Placed, renamed: Sequence[tuple[str, str]]) -> Placed:
+    """The same with tensors called as in checkpoints, of what files call otherwise: a table's ``rename``, backwards."""
+    names: dict[str, str] = {}
+    for name in placed.layout.tensors:
+        own = name
+        for old, new in reversed(renamed):
+            if not old.startswith("^"):
+                own = own.replace(new, old, 1)
+            elif own.startswith(new):
+                own = old[1:] + own[len(new) :]
+        names[name] = own
+    tensors = {names[name]: tensor._replace(name=names[name]) for name, tensor in placed.layout.tensors.items()}
+    stored = tuple(
+        one._replace(pieces=tuple(Piece(names[name], held) for name, held in one.pieces))
+        for one in placed.layout.stored
+    )
+    return Placed(Layout(placed.layout.size, tensors, stored), placed.files, placed.extents)
+
+
 def without_copies(placed: Placed, tied: Mapping[str, str]) -> Placed:
     """The same with tied tensors that are stored beside what they are tied to counted as copies of that."""
     layout = placed.layout

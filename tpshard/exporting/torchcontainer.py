@@ -65,7 +65,7 @@ def torch_file(
         UnsupportedError: torch has no dtype for one of them.
     """
     entries = {spec.name: _tensor(spec, str(number)) for number, spec in enumerate(tensors)}
-    state: object = {**(around or {}), within: entries} if within else entries
+    state: object = {**(around or {}), **({within: entries} if within else entries)}
     return _archive(folder, pickled(state), tensors, at)
 
 

@@ -59,6 +59,27 @@ class Namespace(NamedTuple):
     values: Mapping[str, object]
 
 
+class Global(NamedTuple):
+    """A class or function, by its module and name."""
+
+    module: str
+    name: str
+
+
+class Built(NamedTuple):
+    """An object of a class, made without its constructor and given this state (``NEWOBJ`` and ``BUILD``)."""
+
+    kind: Global
+    state: object
+
+
+class Called(NamedTuple):
+    """What a function gives for these arguments (``REDUCE``)."""
+
+    function: Global
+    arguments: tuple[object, ...]
+
+
 def pickled(value: object) -> bytes:
     """The pickle of a value of dicts, lists, tuples, texts, numbers, booleans, None, namespaces and tensors.
 
@@ -82,10 +103,18 @@ class _Pickler:
         if isinstance(value, TensorAt):
             self._put_tensor(value)
         elif isinstance(value, Namespace):
-            self._put_global("argparse", "Namespace")
+            self.put(Built(Global("argparse", "Namespace"), dict(value.values)))
+        elif isinstance(value, Built):
+            self._put_global(*value.kind)
             out += b")\x81"
-            self.put(dict(value.values))
+            self.put(value.state)
             out += b"b"
+        elif isinstance(value, Called):
+            self._put_global(*value.function)
+            self._put_tuple(value.arguments)
+            out += b"R"
+        elif isinstance(value, Global):
+            self._put_global(*value)
         elif value is None:
             out += b"N"
         elif isinstance(value, bool):

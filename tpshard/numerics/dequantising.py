@@ -31,6 +31,8 @@ from .configs import raw_config
 from .memory import Scratch
 from .stores import DTYPES, Part, Store, rank_store, source_store
 
+OF_VALUES = frozenset({"quantization_config", "compression_config", "dtype", "torch_dtype"})
+
 
 class DequantisingStore(Store):
     """The tensors of one holder, with the values of its quantised matrices in place of what stands for them.
@@ -86,6 +88,7 @@ class Holders:
         manifest: of the shards, with every quantised matrix in place of what stands for it.
         notes: what the report says of it.
         dtype: what the source's values are rounded to.
+        config_keys: keys that the config of values has otherwise than the quantised one.
     """
 
     shards: Shards
@@ -95,6 +98,7 @@ class Holders:
     cut: Quantised | None
     notes: tuple[str, ...] = ()
     dtype: str = DTYPE
+    config_keys: frozenset[str] = frozenset()
 
     def source_store(self, scratch: Scratch) -> Store:
         """The source's tensors, each whole."""
@@ -137,7 +141,7 @@ def holders(shards: Shards, source: Source) -> Holders:
             held = {tensor.name: tensor.dtype for tensor in manifest.tensors}
             (dtype,) = {held[name] for name in whole.packed}
             told = f"the original's {len(whole.packed)} quantised matrices were run as their values in {dtype}"
-            return Holders(shards, source, manifest, whole, None, (told,), dtype)
+            return Holders(shards, source, manifest, whole, None, (told,), dtype, OF_VALUES)
         raise DamagedError(
             f"{shown(shards.root / 'config.json')} does not declare the quantised matrices that the source's does; "
             "restore it from the source"

@@ -16,7 +16,7 @@ MELS = (
     "num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim", "feature_size", "input_feat_size",
     "n_mel_bins", "input_dim", "num_mel_channels",
 )  # fmt: skip
-PLACEHOLDERS = ("image_token_id", "image_token_index")
+PLACEHOLDERS = ("image_token_id", "image_token_index", "video_token_index")
 _WAVE = 3200  # samples: more than the convolutions of wav2vec 2.0 need for a few frames
 _FRAMES = 64
 _PARTS = ("vision_config", "audio_config", "encoder_config", "speech_config", "encoder")
@@ -65,6 +65,8 @@ def images(config: Any, takes: Mapping[str, Any], rows: Any) -> dict[str, torch.
     if not height:
         return {}
     frames = count_of(vision, "num_frames") if getattr(vision, "tubelet_size", None) is not None else 0
+    if count_of(config, "video_token_index") and "pixel_values_videos" not in takes:
+        frames = 1  # what it takes for images are videos (InstructBLIP's sibling): the shortest
     images_of = (frames, channels, height, width) if frames else (channels, height, width)
     out = {"pixel_values": rows.values("image", *images_of)}
     if "noise" in takes and (patch := count_of(vision, "patch_size")):  # says which patches are hidden

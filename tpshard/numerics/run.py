@@ -65,6 +65,7 @@ class LockstepRun:
         self.level, self.shards, self.source, self.terms = level, shards, source, terms
         held = holders(shards, source)
         self.manifest, self.tp_size = held.manifest, shards.manifest.tp_size
+        self.config_keys = held.config_keys
         self.shapes = {tensor.name: tensor.shape for tensor in self.manifest.tensors}
         trusted, dtype = terms.trust_remote_code, terms.dtype
         reference = Skeleton(source.root, self.shapes, dtype, trust_remote_code=trusted)
@@ -139,7 +140,8 @@ class LockstepRun:
         if not broken:
             verdict.logits = self._logits()
         self.findings += [self._finding(measure) for measure in first_failures(ledger.measures)]
-        self.findings += config_findings(self.level, self.source.root, self.shards.root, self.terms.trust_remote_code)
+        found = config_findings(self.level, self.source.root, self.shards.root, self.terms.trust_remote_code)
+        self.findings += [finding for finding in found if finding.tensor.split(".")[0] not in self.config_keys]
         if broken:
             return self._of_broken_source(verdict, broken)
         if fraction is not None and min_coverage is not None and fraction < min_coverage:

@@ -16,9 +16,10 @@ import numpy as np
 
 from tpshard.errors import DamagedError, short
 
+from .cells import Bounds
 from .formats import IN, OUT, Flat
 from .valuecodes import Array, floats, rounded
-from .values import Bounds, Matrix, Read, StoredPart, Window
+from .values import Matrix, Read, StoredPart, Window
 
 STATE = "quant_state.bitsandbytes__"
 

@@ -135,7 +135,7 @@ _BY_METHOD: Mapping[str, Callable[[Config, Format], Formula | None]] = {
 DEQUANTISED = tuple(_BY_METHOD)
 """The methods that have a formula here."""
 UNKNOWN: Mapping[str, str] = {
-    "aqlm": "its values are sums of codebook vectors, which its kernels round in float16 as they add them up",
+    "aqlm": "its values are sums of codebook vectors, and no reference says in which precision they are added up",
     "fp_quant": "its values are those of a matrix that was rotated in groups, and its kernels rotate what comes in",
 }
 """Methods without one, and why."""

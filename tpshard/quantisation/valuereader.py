@@ -18,12 +18,13 @@ from tpshard.planning import Placed
 from tpshard.routing import Extent
 from tpshard.table import Rule
 
+from .cells import Bounds
 from .formats import IN, Flat, Form, Of, Parts
 from .linevalues import LineMatrix
 from .unpacking import Packed, form_of, implied
 from .valuecodes import NUMPY, Array
 from .valueformulas import formula_of, why_unknown
-from .values import Bounds, Matrix, StoredPart
+from .values import Matrix, StoredPart
 
 _SKIPPED = 4  # so many times what is wanted of a row are read with it, rather than in a read of its own
 

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from tpshard.errors import short
 from tpshard.intervals import Runs, total
 
+from .cells import Bounds, Cells, cell_of_each, shared_cells
 from .formats import BANK, IN, OUT, Entry, Form, Member, Of, Parts
 from .valuecodes import E2M1, FLOATS, NUMPY, Array, code_numbers, floats, integers, looked_up, rounded
 
-Bounds: TypeAlias = "tuple[int, int]"
 Window: TypeAlias = "Mapping[int, Bounds]"
 """Half-open bounds of indices by dimension of the matrix: ``OUT``, ``IN``, ``BANK``."""
 
@@ -130,7 +130,7 @@ class Matrix:
         zero = next((part for part in self.parts if part.member.kind == "zero"), None)
         zeros = None if zero is None else self._zeros(zero, box, read, groups)
         cells = [*scales, *([zeros] if zeros is not None else [])]
-        shared = None if numbers is None else _shared(cells)
+        shared = None if numbers is None else shared_cells(cells)
         if numbers is not None and shared is not None and shared.values.size * len(numbers) * 2 <= codes.size:
             lined = [cell.values[..., None] for cell in cells]
             table = rounded(self._product(numbers, lined[: len(scales)], lined[len(scales) :]), dtype)
@@ -276,7 +276,8 @@ class Matrix:
         for entry in form:
             axis = len(dims)
             if isinstance(entry, Of):
-                maps[entry.dim] = _map(stored.shape[axis], entry, box[entry.dim], groups if entry.dim == IN else None)
+                order = groups if entry.dim == IN else None
+                maps[entry.dim] = cell_of_each(stored.shape[axis], entry, box[entry.dim], order)
                 dims.append(entry.dim)
             elif isinstance(entry, Parts) and stored.shape[axis] > 1:
                 low, high = box[entry.dim]
@@ -288,39 +289,6 @@ class Matrix:
         stored = np.transpose(stored, [dims.index(dim) for dim in wanted if dim in dims])
         stored = np.expand_dims(stored, tuple(n for n, dim in enumerate(wanted) if dim not in dims))
         return Cells(stored, tuple(maps.get(dim) for dim in wanted))
-
-
-class Cells(NamedTuple):
-    """Values of groups ``[bank?, out, in]``, and for every dimension the group of each index of a window.
-
-    Without a map the values are one for each index, or one for all.
-    """
-
-    values: Array
-    maps: tuple[Array | None, ...]
-
-    def spread(self) -> Array:
-        """The values, as they broadcast to the window."""
-        out = self.values
-        for axis, found in enumerate(self.maps):
-            if found is not None and out.shape[axis] > 1:
-                out = np.take(out, found, axis)
-        return out
-
-
-def _shared(cells: Sequence[Cells]) -> Cells | None:
-    """The finest of several groupings, where all others are that or one for all; None where none is."""
-    finest = max(cells, key=lambda cell: cell.values.size, default=None)
-    for cell in cells:
-        assert finest is not None
-        for axis, (found, other) in enumerate(zip(cell.maps, finest.maps, strict=True)):
-            if cell.values.shape[axis] == 1:
-                continue
-            if cell.values.shape[axis] != finest.values.shape[axis]:
-                return None
-            if found is not other and (found is None or other is None or not np.array_equal(found, other)):
-                return None
-    return finest
 
 
 def pieces(matrix: Matrix, first: int, last: int, read: Read, dtype: str = "F32") -> Iterator[tuple[int, Array]]:
@@ -378,16 +346,6 @@ class _Held:
 
 def _inside(inner: Sequence[Bounds], outer: Sequence[Bounds]) -> bool:
     return all(a <= c and d <= b for (c, d), (a, b) in zip(inner, outer, strict=True))
-
-
-def _map(length: int, entry: Of, bounds: Bounds, groups: Array | None) -> Array | None:
-    """The stored index of every one of the window along a dimension; None where it is its own, or there is one."""
-    if groups is not None and entry.stored != entry.per:
-        return groups
-    if entry.stored == entry.per or length == 1:
-        return None
-    low, high = bounds
-    return np.arange(low, high) // (entry.per // entry.stored) - low // entry.per * entry.stored
 
 
 def _together(scale: Array, whole: Array, power: int) -> Array:
