@@ -21,13 +21,15 @@ Made by `python benchmarks/coverage.py` from tiny random checkpoints of every ar
 and biases random too, under the names that released files have. For each: split at the degrees named (the last is the
 largest that its axes allow), every split merged back and compared byte for byte with the source, every degree
 resharded from the one before and compared with a direct split, the plan judged, and the ranks run in float64 against
-the original.
+the original. A row is what has been measured; `--resume` measures what is missing.
 
 * *error*: the largest relative difference from the original at any point where ranks meet, and the gate it had to pass;
 * *reached*: the part of the parameters that the run of the ranks reached; the rest is compared by bytes;
 * *sharded*: `(1 - mean rank bytes / total) / (1 - 1 / TP)` at TP 8 (or the largest below it) on the shapes of a
-  released model, the default config of the class in transformers, and its parameters; 1: everything is cut;
+  released model, the default config of the class in transformers (where that makes no model the numbers of
+  tests/zoo/releases.py), and its parameters; 1: everything is cut;
 * *collectives a layer*: all-reduces (r), small reductions for norms (n), gathers (g), without embedding and head;
+* encoders and other models without a head: those that no class with a head serves, which would be measured twice;
 * *transformers*: whether its own tensor parallelism gives the logits of one process at TP 2 and 4 (float32, 1e-3) where
   there are 4 KV heads, so that heads divide.
 """
@@ -44,7 +46,8 @@ def page(results: dict[str, Any]) -> str:
             lines += ["", f"## {title}", "", *_table(of_task, rows, results["peer"] if task == "causal" else {})]
     lines += ["", "## Sharded below 0.95, and what stays whole there", "", *_below(base)]
     lines += ["", "## Cut, and not run by the ranks", "", *_not_run(base)]
-    lines += ["", "## Variants", "", *_variants(rows)]
+    if len(base) < len(rows):
+        lines += ["", "## Variants", "", *_variants(rows)]
     lines += ["", "## What stays whole, and why", "", *_whole(base)]
     return "\n".join(lines) + "\n"
 

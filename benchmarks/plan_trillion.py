@@ -119,12 +119,13 @@ def plan(source: Path, engine: str, tp_size: int, pp_size: int, ep_size: int, la
     from tpshard.exporting.options import engine_and_version, grid_of
     from tpshard.planning import build_plan
 
-    began = last = time.perf_counter()
+    began = last = (time.perf_counter(), time.process_time())
 
-    def told(phase: str) -> None:
+    def told(phase: str, since: tuple[float, float] | None = None) -> None:
         nonlocal last
-        now = time.perf_counter()
-        print(f"{phase:<28}{now - last:8.2f} s")
+        now = (time.perf_counter(), time.process_time())
+        wall, cpu = (a - b for a, b in zip(now, since or last, strict=True))
+        print(f"{phase:<28}{wall:8.2f} s {cpu:8.2f} s of processor", flush=True)
         last = now
 
     given = open_model(source)
@@ -140,9 +141,10 @@ def plan(source: Path, engine: str, tp_size: int, pp_size: int, ep_size: int, la
     told("placing, headers of files")
     made = build_plan(without(given.placed, arranged.dropped), files.placed)
     told("joining and proving the plan")
-    print(f"{'total':<28}{last - began:8.2f} s")
+    told("total", began)
     moved = sum(extent.nbytes for extent in made.writes)
-    print(f"{len(grid.ranks):,} ranks, {len(made.writes):,} stored tensors, {len(made.tasks):,} tasks, {moved / 1e9:,.0f} GB")
+    print(f"{len(grid.ranks):,} ranks, {len(made.writes):,} stored tensors, {len(made.tasks):,} tasks")
+    print(f"{moved / 1e9:,.0f} GB would be written")
 
 
 if __name__ == "__main__":

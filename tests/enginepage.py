@@ -1,6 +1,7 @@
 """The matrix of family x engine: what is written, read back equal, and was checked against the program.
 
-    python tests/enginepage.py          # measures all (some minutes) and writes docs/engine-matrix.md
+    python tests/enginepage.py               # measures all (a quarter of an hour) and writes docs/engine-matrix.md
+    python tests/enginepage.py llama opt     # prints the rows of these
 
 For every causal model of transformers a tiny random checkpoint is exported for every engine at TP 2 (TP 1 where its
 axes allow no more), read back, and compared tensor by tensor. ``test_engine_matrix.py`` holds a sample of the page's
@@ -11,23 +12,26 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 PAGE = ROOT / "docs" / "engine-matrix.md"
 
-READ, WRITTEN, NONE = "read back", "written", "-"
+READ, WRITTEN, NONE, DIFFERENT, UNMADE = "read back", "written", "-", "DIFFERENT", "not made"
 
 _HEAD = """\
 # Which model for which engine
 
 *Written by `python tests/enginepage.py`; `tests/test_engine_matrix.py` holds rows of it against the code.*
 
-For every causal language model of transformers 5.24 a tiny random checkpoint was exported at TP 2 and merged again:
-**{read}** gives the same tensors, **{written}** is written and not read back, **{none}** is refused, with a message
-that says why. How names, shapes and bytes were checked against each program itself: `tpshard list engines`, and
+For every causal language model of transformers 5.24 a tiny random checkpoint was exported at TP 2 (at TP 1 where its
+axes allow no more), verified against its source, and merged again: **{read}** gives the same tensors (experts one by
+one or stacked), **{written}** is written and not read back, **{none}** is refused, with a message that says why. A row
+**{unmade}** is of a model whose tiny checkpoint transformers does not make. More about each engine:
 [engines.md](engines.md).
 
 """
@@ -35,9 +39,8 @@ that says why. How names, shapes and bytes were checked against each program its
 
 def outcome(source: Path, engine: str) -> str:
     """What becomes of one checkpoint for one engine."""
-    from safetensors.numpy import load_file
-
     from tpshard.errors import TpshardError, UnsupportedError
+    from tpshard.exporting.checking import verify_engine
     from tpshard.exporting.export import export
     from tpshard.exporting.merging import merge_engine
 
@@ -52,13 +55,39 @@ def outcome(source: Path, engine: str) -> str:
         else:
             return NONE
         try:
-            merge_engine(out, back, engine=engine)
+            merge_engine(out, back, engine=engine, config=source)
         except TpshardError:
             return WRITTEN
-        mine = {name: value for file in source.glob("*.safetensors") for name, value in load_file(file).items()}
-        found = {name: value for file in back.glob("*.safetensors") for name, value in load_file(file).items()}
-        same = all(name in mine and mine[name].tobytes() == value.tobytes() for name, value in found.items())
-        return READ if same else "DIFFERENT"
+        verified = verify_engine(out, against=source, engine=engine, config=source).passed
+        return READ if verified and same(tensors_of(back), tensors_of(source)) else DIFFERENT
+
+
+def tensors_of(directory: Path) -> dict[str, Any]:
+    """Every tensor of a checkpoint."""
+    from safetensors.torch import load_file
+
+    return {name: value for file in sorted(directory.glob("*.safetensors")) for name, value in load_file(file).items()}
+
+
+def same(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether tensors of one name are equal, and those of other names have the same rows, each as often.
+
+    A merged checkpoint may spell its experts otherwise than the source, stacked or one by one; values are random, so
+    that equal rows are the same ones. What an engine does without, a prediction layer or a head that is the embedding,
+    is in the source alone: such rows are not asked for.
+    """
+    import torch
+
+    def rows(tensors: Mapping[str, Any], names: Iterable[str]) -> Counter[bytes]:
+        flat = [tensors[name].contiguous().view(torch.uint8).reshape(-1) for name in names]
+        width = [tensors[name].shape[-1] * tensors[name].element_size() for name in names]
+        return Counter(
+            bytes(row.numpy()) for value, size in zip(flat, width, strict=True) for row in value.reshape(-1, size)
+        )
+
+    if any(not torch.equal(found[name], wanted[name]) for name in found.keys() & wanted.keys()):
+        return False
+    return rows(found, sorted(found.keys() - wanted.keys())) <= rows(wanted, sorted(wanted.keys() - found.keys()))
 
 
 def row(model_type: str, engines: Iterable[str]) -> list[str]:
@@ -68,31 +97,34 @@ def row(model_type: str, engines: Iterable[str]) -> list[str]:
     with tempfile.TemporaryDirectory() as directory:
         try:
             models.write(model_type, Path(directory) / "hf")
-        except Exception as error:  # of transformers
-            return [model_type, *[f"{type(error).__name__}" for _ in engines]]
+        except Exception:  # of transformers
+            return [model_type, *[UNMADE for _ in engines]]
         return [model_type, *[outcome(Path(directory) / "hf", engine) for engine in engines]]
 
 
-def page(rows: list[list[str]], engines: list[str]) -> str:
+def page(rows: list[list[str]], engines: Mapping[str, Any]) -> str:
     """The whole page."""
     lines = [
-        _HEAD.format(read=READ, written=WRITTEN, none=NONE),
-        "| engine | written | of those read back equal |\n|---|---|---|\n",
+        _HEAD.format(read=READ, written=WRITTEN, none=NONE, unmade=UNMADE),
+        "| engine | version | models written | of those read back equal | checked against the program |\n",
+        "|---|---|---|---|---|\n",
     ]
-    for at, engine in enumerate(engines, 1):
+    for at, (engine, module) in enumerate(engines.items(), 1):
         column = [cells[at] for cells in rows]
-        lines.append(f"| {engine} | {sum(cell in (READ, WRITTEN) for cell in column)} | {column.count(READ)} |\n")
+        version, checked = module.VERSIONS[0]
+        written = sum(cell not in (NONE, UNMADE) for cell in column)
+        lines.append(f"| {engine} | {version} | {written} | {column.count(READ)} | {checked} |\n")
     lines += [f"\n| model | {' | '.join(engines)} |\n", "|---" * (len(engines) + 1) + "|\n"]
     lines += [f"| {' | '.join(cells)} |\n" for cells in rows]
     return "".join(lines)
 
 
 def rows_of(text: str) -> dict[str, list[str]]:
-    """The rows of a page, by model type."""
+    """The rows of a page, by model type; the first, ``model``, names the engines."""
     out = {}
-    for line in text.splitlines():
+    for line in text[text.index("| model |") :].splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if line.startswith("| ") and len(cells) > 3:
+        if line.startswith("| "):
             out[cells[0]] = cells[1:]
     return out
 
@@ -102,10 +134,9 @@ if __name__ == "__main__":
 
     from tpshard.exporting.registry import engines as known
 
-    names = list(known())
     measured = []
     for name in sys.argv[1:] or models.architectures():
-        measured.append(row(name, names))
+        measured.append(row(name, known()))
         print(*measured[-1], sep="\t", flush=True)
     if not sys.argv[1:]:
-        PAGE.write_text(page(measured, names))
+        PAGE.write_text(page(measured, known()))

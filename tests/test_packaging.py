@@ -103,7 +103,7 @@ PUBLIC = [
     "merge",
     "plan",
     "reshard",
-    "split",
+    "rollback", "split",
     "verify",
 ]
 

@@ -25,6 +25,7 @@ SCRIPT = Path(__file__).parent / "engines" / "vllm_reads.py"
 
 pytestmark = [
     pytest.mark.engine,
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(not PYTHON, reason="needs TPSHARD_VLLM_PYTHON, the interpreter of an environment with vLLM"),
 ]
 

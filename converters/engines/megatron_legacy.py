@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 
 from tpshard.exporting.enginetable import TORCH, EngineTable, Entry, Version
 from tpshard.exporting.grid import Grid, Rank
@@ -59,6 +60,7 @@ def table(model: Model, version: str) -> EngineTable:
         UnsupportedError: the layout has no place for one of its tensors.
     """
     entries = (*ends(), *norms(model, fused=version != "local"), *attention(), *router(), *_matrices(model, version))
+    beside = lru_cache(lambda grid: around(model, grid))
     return EngineTable(
         entries,
         file_name,
@@ -71,7 +73,7 @@ def table(model: Model, version: str) -> EngineTable:
         drop=lambda part: dropped(part, model),
         container=TORCH,
         within="model",
-        around=lambda grid, rank: around(model, grid),
+        around=lambda grid, rank: beside(grid),
         sides=lambda model, grid: {"latest_checkpointed_iteration.txt": b"release"},
     )
 

@@ -25,8 +25,8 @@ from tpshard.exporting.parts import Model
 ENGINE = "meta"
 SUMMARY = "Meta's consolidated.NN.pth with params.json, for Llama's own code"
 VERSIONS = (
-    Version("llama3", "embedding cut along the vocabulary; tensors by the rules of Meta's layers, read by torch.load"),
-    Version("llama2", "embedding cut along the hidden width; tensors by the rules of Meta's layers, read by torch.load"),
+    Version("llama3", "embedding cut along the vocabulary; by the rules of Meta's layers, read by torch.load"),
+    Version("llama2", "embedding cut along the hidden width; by the rules of Meta's layers, read by torch.load"),
 )
 
 PATTERN = re.compile(r"consolidated\.(?P<tp>\d{2,4})\.pth")
@@ -133,5 +133,7 @@ def _scaled_rope(c: Config) -> bool:
     """
     kind = _rope(c).get("rope_type") or _rope(c).get("type") or "default"
     if kind not in ("default", "llama3"):
-        raise UnsupportedError(f"Meta's code has no rotary embedding scaled as {kind!r:.40}, only plain and Llama 3.1's")
+        raise UnsupportedError(
+            f"Meta's code has no rotary embedding scaled as {kind!r:.40}; it has the plain one and that of Llama 3.1"
+        )
     return kind == "llama3"

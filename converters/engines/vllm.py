@@ -83,7 +83,7 @@ CLASSES: Mapping[str, Class] = {
     ),
     "LlamaForCausalLM": Class(since="0.11"),
     "MistralForCausalLM": Class(since="0.11"),
-    "MixtralForCausalLM": Class(GATE_BESIDE, rename=((".mlp.", ".block_sparse_moe."),), since="0.11"),
+    "MixtralForCausalLM": Class(GATE_BESIDE, rename=((".mlp", ".block_sparse_moe"),), since="0.11"),
     "NemotronForCausalLM": Class(),
     "OPTForCausalLM": Class(since="0.32"),
     "Olmo2ForCausalLM": Class(by_transformers=True),

@@ -97,7 +97,8 @@ def run(number: int, job: dict[str, Any], port: int) -> None:
         except BaseException as error:
             traceback.print_exc()
             result = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps({"job": number, "rank": rank, **result}), flush=True)
+        line = json.dumps({"job": number, "rank": rank, **result})
+        os.write(1, f"\n{line}\n".encode())  # at once: ranks must not write into each other's lines
         os._exit("error" in result)
     failed = False
     while pids:

@@ -245,7 +245,7 @@ RECIPES: dict[str, dict[str, Any]] = {
                       "audio_config": {"diarization_config": {"head_config": {"audio_hidden_size": 64},
                                                               "audio_config": {"num_key_value_heads": 8}},
                                        "asr_config": {"num_key_value_heads": 8}},
-                      "word_timestamp_config": {"num_key_value_heads": 8}},
+                      "word_timestamp_config": {"num_key_value_heads": 8, "vocab_size": 88, "blank_token_id": 87}},
     "vibevoice_acoustic_tokenizer_encoder": {"num_filters": 4, "downsampling_ratios": [2, 2], "depths": [1, 1, 1],
                                              "hidden_size": 16},
     "vibevoice_asr": {},

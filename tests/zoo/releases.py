@@ -1,7 +1,7 @@
 """Numbers of released models, for config classes of transformers whose defaults make no model.
 
-Only what the class lacks or has wrongly: the rest is its default. Each is from the ``config.json`` of the repository
-that is named behind it.
+Only what the class lacks or has wrongly: the rest is its default. The sizes are those for which the repository named
+behind it is known; they were not read from its ``config.json`` again, and serve for shares of bytes alone.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from math import prod
 from typing import NamedTuple
 
 from tpshard.axes import Axis, Heads, Padded
+from tpshard.collection import uncollected
 from tpshard.degrees import equal_degrees, listed
 from tpshard.errors import UnsupportedError, short
 from tpshard.intervals import dealt
@@ -60,6 +61,7 @@ class _Group:
     members: list[tuple[tuple[int, ...], Part]] = field(default_factory=list)
 
 
+@uncollected()
 def arrange(model: Model, table: EngineTable, grid: Grid, engine: str) -> Arranged:
     """Lay a model out as an engine stores it.
 

@@ -1,8 +1,8 @@
 """Files of a torch distributed checkpoint as Megatron writes them: chunks of global tensors, in a file for every rank.
 
 An engine's table whose container is DISTCP calls what it stores ``KEY@L.E#I/N``: the chunk lies in the tensor KEY, at
-these indices of dimensions before its own (layers, experts), and is the I-th of N equal parts of its first own dimension
-(the gates before all others). What several ranks would hold alike is stored by the first of them.
+these indices of dimensions before its own (layers, experts), and is the I-th of N equal parts of its first own
+dimension (the gates before all others). What several ranks would hold alike is stored by the first of them.
 
 Every chunk is a file of ``torch.save`` of its own inside a ``.distcp``, laid so that a plan moves its bytes in; what
 torch's writer would have written around them is made beforehand, and ``.metadata`` says where everything lies.
@@ -17,8 +17,10 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from tpshard.collection import uncollected
 from tpshard.errors import UnsupportedError, short
 from tpshard.header import Frame
+from tpshard.intervals import PAD
 from tpshard.layout import Layout, Piece, Stored, held_by
 from tpshard.planning import Placed, PlacedFile, stored_bytes
 from tpshard.routing import Extent
@@ -26,7 +28,8 @@ from tpshard.routing import Extent
 from .arrange import Arranged
 from .distmetadata import Chunk, GlobalTensor, written
 from .enginetable import EngineTable
-from .files import EngineFiles
+from .files import EngineFiles, frozen
+from .grid import Grid
 from .torchcontainer import TensorSpec, torch_tensor
 
 _NAME = re.compile(r"(?P<key>[^@#]+)(?:@(?P<lead>[\d.]+))?(?:#(?P<part>\d+)/(?P<parts>\d+))?")
@@ -58,6 +61,7 @@ class _Laid(NamedTuple):
     shape: tuple[int, ...]
 
 
+@uncollected()
 def place_distcp(arranged: Arranged, table: EngineTable) -> EngineFiles:
     """The files of all ranks that store something, and ``.metadata``.
 
@@ -65,7 +69,7 @@ def place_distcp(arranged: Arranged, table: EngineTable) -> EngineFiles:
         UnsupportedError: ranks hold other than equal parts, which a global tensor has no place for.
     """
     grid = arranged.grid
-    laid = [_laid(s, shapes) for s, shapes in zip(arranged.layout.stored, arranged.declared, strict=True)]
+    laid = [_laid(s, shapes, grid) for s, shapes in zip(arranged.layout.stored, arranged.declared, strict=True)]
     slots = [slot_of(one.stored.name) for one in laid]
     leads: dict[str, tuple[int, ...]] = {}
     for slot in slots:
@@ -111,23 +115,25 @@ def place_distcp(arranged: Arranged, table: EngineTable) -> EngineFiles:
         files.append(PlacedFile(path, at, rank))
         frames[path] = tuple(frame)
     layout = Layout(arranged.layout.size, arranged.layout.tensors, tuple(one.stored for one in laid))
-    placed = Placed(layout, tuple(files), tuple(map(tuple, rows)))
+    placed = Placed(layout, tuple(files), frozen(rows))
     name = f"{folder}/.metadata" if folder else ".metadata"
     return EngineFiles(placed, frames, {name: written(chunks)})
 
 
-def _laid(stored: Stored, shapes: Sequence[tuple[int, ...] | None]) -> _Laid:
+def _laid(stored: Stored, shapes: Sequence[tuple[int, ...] | None], grid: Grid) -> _Laid:
     """A stored tensor on the first rank alone that holds each of its rectangles."""
     seen: dict[tuple[object, ...], int] = {}
     for rank, shape in enumerate(shapes):
         if shape is not None:
-            held = tuple([dim.ranks[rank] for piece in stored.pieces for dim in piece.cut.dims])
-            seen.setdefault(held, rank)
+            held = [dim.ranks[rank] for piece in stored.pieces for dim in piece.cut.dims]
+            padding = any(runs and all(run.start == PAD for run in runs) for runs in held)
+            # padding alone looks alike wherever it lies
+            seen.setdefault((*held, grid.ranks[rank].tp if padding else -1), rank)
     ranks = sorted(seen.values())
     pieces = tuple([Piece(p.tensor, held_by(p.cut, ranks) if p.cut.dims else p.cut) for p in stored.pieces])
     own = [shape for rank in ranks if (shape := shapes[rank]) is not None]
     if len(set(own)) != 1:
-        raise UnsupportedError(f"{short(stored.name)} is {[list(shape) for shape in own]} on its ranks, not equal parts")
+        raise UnsupportedError(f"{short(stored.name)} is {sorted(set(own))} on its ranks, not equal parts")
     first = own[0]
     if len(ranks) == 1:
         return _Laid(stored._replace(pieces=pieces), {ranks[0]: (0,) * len(first)}, first)

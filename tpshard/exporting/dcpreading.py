@@ -33,7 +33,7 @@ from .distmetadata import Chunk, GlobalTensor, read
 from .expected import candidates, held, named, provisional
 from .given import Given
 from .grid import Grid
-from .parts import model_of
+from .parts import Model, model_of
 
 _MAX_METADATA_BYTES = 1 << 30
 
@@ -69,9 +69,13 @@ def open_distcp(root: Path, module: ModuleType, metadata: str, version: str, val
     }  # fmt: skip
     logical = held(model, of_engine, engine, possible, names)
     model = model_of(config, family, table, logical, match(table, logical))
-    arranged = arrange(model, of_engine, grid, engine)
-    with ExitStack() as stack:
-        placed, paths, stamps = _placed(root, folder, arranged, tensors, stack)
+
+    def found_in(other: Model) -> tuple[Placed, list[Path], list[Stamp]]:
+        arranged = arrange(other, module.table(other, version), grid, engine)
+        with ExitStack() as stack:
+            return _placed(root, folder, arranged, tensors, stack)
+
+    placed, paths, stamps = found_in(model)
     weights = {path.relative_to(root).as_posix() for path in paths}
     own = {*of_engine.sides(model, grid), metadata, *weights}
     sides = {
@@ -83,7 +87,10 @@ def open_distcp(root: Path, module: ModuleType, metadata: str, version: str, val
     def check_unchanged() -> None:
         require_unchanged(root, relative, stamps)
 
-    return Given(model, placed, root, paths, sides, (), (), check_unchanged)
+    return Given(
+        model, placed, root, paths, sides, (), (), check_unchanged, holding=lambda other: found_in(other)[0],
+        what=f"{engine} {version} files",
+    )  # fmt: skip
 
 
 def _placed(
@@ -95,11 +102,16 @@ def _placed(
         slot = slot_of(stored.name)
         slots.setdefault(slot.key, {})[slot.lead, slot.part] = number
     counts = {slot_of(stored.name).key: slot_of(stored.name).parts for stored in layout.stored}
-    files: list[str] = []
-    stored_chunks: list[Stored] = []
-    extents: list[tuple[Extent]] = []
+    files = sorted({chunk.file for key in slots if key in tensors for chunk in tensors[key].chunks})
     readers: dict[str, tuple[int, Read]] = {}
     stamps: list[Stamp] = []
+    for number, file in enumerate(files):
+        read_file, stamp = stack.enter_context(reading(root / folder / file))
+        readers[file] = number, read_file
+        stamps.append(stamp)
+    names = [(folder / file).as_posix() for file in files]
+    stored_chunks: list[Stored] = []
+    extents: list[tuple[Extent]] = []
     filled = [0] * len(layout.stored)
     for key, places in slots.items():
         if key not in tensors:
@@ -108,13 +120,8 @@ def _placed(
             found = _box(key, tensors[key], chunk, places, counts[key], arranged)
             if found is None:
                 continue
-            name = (folder / chunk.file).as_posix()
-            if name not in readers:
-                read_file, stamp = stack.enter_context(reading(root / name))
-                readers[name] = len(files), read_file
-                stamps.append(stamp)
-                files.append(name)
-            number, read_file = readers[name]
+            number, read_file = readers[chunk.file]
+            name = names[number]
             info = read_tensor(read_file, chunk.offset, chunk.nbytes, f"{shown(root / name)}: {key}")
             stored = layout.stored[found.stored]
             if info.dtype != stored.dtype or info.nbytes != tensor_nbytes(stored.dtype, chunk.shape):
@@ -135,9 +142,9 @@ def _placed(
             )
     placed = Placed(
         Layout(1, layout.tensors, tuple(stored_chunks)),
-        tuple(PlacedFile(name, stamp.size, 0) for name, stamp in zip(files, stamps, strict=True)), tuple(extents),
+        tuple(PlacedFile(name, stamp.size, 0) for name, stamp in zip(names, stamps, strict=True)), tuple(extents),
     )  # fmt: skip
-    return placed, [root / name for name in files], stamps
+    return placed, [root / name for name in names], stamps
 
 
 def _box(
@@ -167,8 +174,8 @@ def _box(
     for d, (at, n, extent) in enumerate(zip(origin, shape, declared, strict=True)):
         if at + n > extent and not (padded and d == 0):
             raise DamagedError(
-                f"{short(key)} has a chunk {list(chunk.shape)} at {list(chunk.origin)}, and the model of config.json has "
-                f"{list(declared)} there"
+                f"{short(key)} has a chunk {list(chunk.shape)} at {list(chunk.origin)}, and the model of config.json "
+                f"has {list(declared)} there"
             )
     if padded:
         rows = sum(run.length for run in arranged.layout.stored[number].pieces[0].cut.dims[0].ranks[0]

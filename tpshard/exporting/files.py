@@ -8,13 +8,14 @@ from itertools import accumulate
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
+from tpshard.collection import uncollected
 from tpshard.errors import DamagedError, UnsupportedError, short
 from tpshard.header import Frame, WeightsFile, build_header
 from tpshard.place import ALIGN
 from tpshard.planning import Placed, PlacedFile, stored_bytes
 from tpshard.routing import Extent
 
-from .arrange import Arranged
+from .arrange import Arranged, Shapes
 from .enginetable import DISTCP, TORCH, EngineTable
 from .grid import Grid, Rank
 from .torchcontainer import TensorSpec, torch_file
@@ -51,6 +52,30 @@ def held_by(arranged: Arranged, table: EngineTable, rank: int) -> list[_Held]:
     return sorted(held, key=lambda tensor: tensor.name) if table.sorted_names else held
 
 
+def _held_by_all(arranged: Arranged, table: EngineTable) -> list[list[_Held]]:
+    """What the files of every rank hold; tensors of one cut share the list of those ranks."""
+    every: list[list[_Held]] = [[] for _ in arranged.grid.ranks]
+    known: dict[tuple[int, str], tuple[Shapes, list[tuple[int, tuple[int, ...], int]]]] = {}
+    for number, (stored, shapes) in enumerate(zip(arranged.layout.stored, arranged.declared, strict=True)):
+        key = (id(shapes), stored.dtype)
+        if key not in known:
+            there = [
+                (rank, shape, stored_bytes(shape, stored.dtype))
+                for rank, shape in enumerate(shapes) if shape is not None
+            ]  # fmt: skip
+            known[key] = (shapes, there)  # holding the shapes keeps their id from being used again
+        for rank, shape, nbytes in known[key][1]:
+            every[rank].append(_Held(number, stored.name, stored.dtype, shape, nbytes))
+    for f in arranged.fixed:
+        for rank in f.ranks:
+            every[rank].append(_Held(-1, f.name, f.dtype, f.shape, len(f.data), f.data))
+    if table.sorted_names:
+        for held in every:
+            held.sort(key=lambda tensor: tensor.name)
+    return every
+
+
+@uncollected()
 def place_engine(arranged: Arranged, table: EngineTable, part_bytes: int | None = None) -> EngineFiles:
     """The files of all ranks, each in parts of at most ``part_bytes`` (None: as the engine has it; 0: one file).
 
@@ -66,8 +91,9 @@ def place_engine(arranged: Arranged, table: EngineTable, part_bytes: int | None 
     rows: list[list[Extent | None]] = [[None] * layout.size for _ in layout.stored]
     files: list[PlacedFile] = []
     frames: dict[str, Frame] = {}
+    every = _held_by_all(arranged, table)
     for number, rank in enumerate(grid.ranks):
-        parts = _parts(held_by(arranged, table, number), limit)
+        parts = _parts(every[number], limit)
         for part, members in enumerate(parts):
             name = table.file_name(grid, rank, part, len(parts))
             if name in frames:
@@ -83,7 +109,13 @@ def place_engine(arranged: Arranged, table: EngineTable, part_bytes: int | None 
                     rows[tensor.number][number] = Extent(tensor.name, len(files), at, tensor.nbytes)
             files.append(PlacedFile(name, size, number))
             frames[name] = tuple(sorted(frame))
-    return EngineFiles(Placed(layout, tuple(files), tuple(map(tuple, rows))), frames)
+    return EngineFiles(Placed(layout, tuple(files), frozen(rows)), frames)
+
+
+def frozen(rows: list[list[Extent | None]]) -> tuple[tuple[Extent | None, ...], ...]:
+    """The rows as tuples; the list is used up, as both at once would take the room of both."""
+    rows.reverse()
+    return tuple([tuple(rows.pop()) for _ in range(len(rows))])
 
 
 _Container = tuple[list[tuple[int, bytes]], Sequence[int], int]

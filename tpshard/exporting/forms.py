@@ -21,6 +21,7 @@ class Forms:
     def __init__(self, table: EngineTable, grid: Grid, experts: int) -> None:
         self._table, self._grid = table, grid
         self._experts = grid.experts(experts) if experts else ()
+        self._holders: dict[int, int] = {}
         self._known: dict[tuple[object, ...], tuple[Partition, ...]] = {}
 
     def pieces(self, form: str, parts: Sequence[Part], stages: Iterable[int]) -> list[Piece]:
@@ -39,10 +40,19 @@ class Forms:
     # -- one cut ----------------------------------------------------------------------------------
 
     def _cut(self, form: str, part: Part, stages: tuple[int, ...]) -> Cut:
-        key = (form, id(part.dims), part.strand, part.at, part.bank, part.expert, stages)
+        key = (form, id(part.dims), part.strand, part.at, part.bank, self._alike(part), stages)
         if key not in self._known:
             self._known[key] = self._partitions(form, part, stages)
         return cut(self._known[key], len(self._grid.ranks))
+
+    def _alike(self, part: Part) -> object:
+        """What of a part's expert its cut depends on: the expert in a bank, else the first rank that holds it."""
+        if part.bank or part.expert is None or not self._experts:
+            return part.expert
+        if part.expert not in self._holders:
+            starts = (n for n, (start, stop) in enumerate(self._experts) if start <= part.expert < stop)
+            self._holders[part.expert] = next(starts, -1)
+        return self._holders[part.expert]
 
     def _partitions(self, form: str, part: Part, stages: tuple[int, ...]) -> tuple[Partition, ...]:
         ranks = self._grid.ranks

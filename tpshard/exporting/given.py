@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,8 @@ def _of_shards(path: str | os.PathLike[str]) -> Given:
     by_name = {tensor.name: tensor for tensor in manifest.tensors}
     others = [by_name[to]._replace(name=name) for name, to in manifest.aliases.items() if to in by_name]
     matched = match(table, [*manifest.tensors, *others])
+    held = {name: dims for name, dims in matched.dims.items() if name in by_name}  # the others are stored nowhere
+    matched = replace(matched, dims=held, tied={**matched.tied, **manifest.aliases})
     model = model_of(Config(config), family_of(config), table, manifest.tensors, matched)
     return Given(
         model, shards.placed, shards.root, shards.paths(), {side.path: side.size for side in manifest.side_files}, (),

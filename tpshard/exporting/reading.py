@@ -44,6 +44,9 @@ from .parts import Model, architecture_of, model_of
 from .rectangles import place_rectangles, rectangles_of, spelt_as, spelt_as_in_checkpoints, without_copies
 from .registry import engines
 
+WEIGHTS = re.compile(r".*\.(?:safetensors|bin|pth|pt|ckpt|distcp)(?:\.index\.json)?")
+"""Weights and indexes: what is of another layout beside an engine's files is not carried to where it would mislead."""
+
 
 @dataclass(frozen=True)
 class _Found:
@@ -164,6 +167,10 @@ def _given(
     sides = {name: size for name, size in list_directory(root).sizes.items() if name not in weights}
     for name in not_carried:
         sides.pop(name, None)
+    strange = [name for name in sides if WEIGHTS.fullmatch(name)]
+    for name in strange:
+        del sides[name]
+    left_out = [*left_out, *(f"{name} (none of the engine's files: weights of another layout)" for name in strange)]
 
     def check_unchanged() -> None:
         require_unchanged(root, [file.name for file in found.files], found.stamps)

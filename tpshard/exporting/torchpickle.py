@@ -41,7 +41,7 @@ DTYPES = {**{dtype: _STORAGES[dtype] for dtype in _STORAGES}, **_NEWER}
 """The dtypes of safetensors that torch can save."""
 
 
-_BATCH = 2000  # keys and values of a container at a time, as Python's own pickler: what reads them keeps them on a stack
+_BATCH = 2000  # keys and values of a container at a time, as Python has it: readers keep them on a stack
 
 
 class TensorAt(NamedTuple):
@@ -97,6 +97,7 @@ class _Pickler:
     def __init__(self) -> None:
         self.out = bytearray(b"\x80\x02")
         self._memo: dict[str, bytes] = {}
+        self._tensors: dict[tuple[str, tuple[int, ...]], tuple[bytes, bytes]] = {}  # what is around the key
 
     def put(self, value: object) -> None:
         out = self.out
@@ -171,7 +172,13 @@ class _Pickler:
         self.out += {0: b")", 1: b"\x85", 2: b"\x86", 3: b"\x87"}.get(len(value), b"t")
 
     def _put_tensor(self, tensor: TensorAt) -> None:
-        newer = _NEWER.get(tensor.dtype)
+        known = self._tensors.get((tensor.dtype, tensor.shape))
+        if known is not None:
+            self.out += known[0]
+            self.put(tensor.key)
+            self.out += known[1]
+            return
+        begin, memo, newer = len(self.out), len(self._memo), _NEWER.get(tensor.dtype)
         self._put_global("torch._utils", "_rebuild_tensor_v3" if newer else "_rebuild_tensor_v2")
         self.out += b"(("
         self.put("storage")
@@ -179,7 +186,9 @@ class _Pickler:
             self._put_global("torch.storage", "UntypedStorage")
         else:
             self._put_global("torch", _STORAGES[tensor.dtype])
+        key_at = len(self.out)
         self.put(tensor.key)
+        key_end = len(self.out)
         self.put("cpu")
         self._put_int(tensor.nbytes if newer else prod(tensor.shape))
         self.out += b"tQK\x00"
@@ -191,6 +200,9 @@ class _Pickler:
         if newer:
             self._put_global("torch", newer)
         self.out += b"tR"
+        if len(self._memo) == memo:  # all globals were known already, so that the next one is written alike
+            around = bytes(self.out[begin:key_at]), bytes(self.out[key_end:])
+            self._tensors[tensor.dtype, tensor.shape] = around
 
 
 def _strides(shape: Sequence[int]) -> tuple[int, ...]:
