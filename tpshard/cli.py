@@ -204,7 +204,7 @@ def split(
 @json_option
 def reshard(
     words: tuple[str, ...], tp_size: int | None, even: bool, max_file_size: int | None, dequantize: str | None,
-    source_engine: str | None, as_json: bool, **moving: Any,
+    source_engine: str | None, source_config: str | None, as_json: bool, **moving: Any,
 ) -> None:  # fmt: skip
     """Cut the shards SRC anew for another degree: reshard SRC OUT --tp 4, or reshard '8->4' SRC OUT.
 
@@ -228,8 +228,8 @@ def reshard(
         from .exporting.native import reshard_engine
 
         report = reshard_engine(
-            words[0], words[1], tp_size, engine=source_engine, even=even, max_file_bytes=max_file_size or 0,
-            options=options_of(moving),
+            words[0], words[1], tp_size, engine=source_engine, config=source_config, even=even,
+            max_file_bytes=max_file_size or 0, options=options_of(moving),
         )  # fmt: skip
         show(report, as_json)
         return
@@ -274,7 +274,7 @@ def _explain_redirection(words: tuple[str, ...]) -> None:
 @json_option
 def merge(
     shards: str, output: str, max_file_size: int | None, dequantize: str | None, source_engine: str | None,
-    as_json: bool, **moving: Any,
+    source_config: str | None, as_json: bool, **moving: Any,
 ) -> None:  # fmt: skip
     """Join the shards SRC to the checkpoint they were cut from: the original files, byte for byte.
 
@@ -285,8 +285,11 @@ def merge(
     if is_engines(shards, source_engine):
         from .exporting.merging import merge_engine
 
-        options = options_of(moving)
-        show(merge_engine(shards, output, engine=source_engine, repack_bytes=max_file_size, options=options), as_json)
+        report = merge_engine(
+            shards, output, engine=source_engine, config=source_config, repack_bytes=max_file_size,
+            options=options_of(moving),
+        )  # fmt: skip
+        show(report, as_json)
         return
     from .convert import merge as convert
 

@@ -11,10 +11,16 @@ from .cliwriting import writing
 
 
 def source_engine_option(function: F) -> F:
-    """Names the engine whose directory the source is, where its files' names do not tell."""
-    return click.option(
-        "--from", "source_engine", metavar="NAME[@VERSION]", help="The engine whose directory SRC is."
-    )(function)  # fmt: skip
+    """What an engine's directory does not tell itself: whose it is, and the model's config.json."""
+    for option in (
+        click.option(
+            "--config", "source_config", metavar="DIR",
+            help="Directory with the model's config.json, where SRC is an engine's and has none.",
+        ),
+        click.option("--from", "source_engine", metavar="NAME[@VERSION]", help="The engine whose directory SRC is."),
+    ):  # fmt: skip
+        function = option(function)
+    return function
 
 
 @click.command()
@@ -32,13 +38,14 @@ def source_engine_option(function: F) -> F:
 @json_option
 def export(
     source: str, output: str, engine: str, tp_size: int, pp_size: int, ep_size: int, stages: str | None,
-    source_engine: str | None, max_file_size: int | None, as_json: bool, **moving: Any,
+    source_engine: str | None, source_config: str | None, max_file_size: int | None, as_json: bool, **moving: Any,
 ) -> None:  # fmt: skip
     """Write SRC (a checkpoint, shards, or an engine's directory) as the files that an engine loads."""
     from .exporting.export import export as convert
 
     report = convert(
         source, output, engine, tp_size, pp_size=pp_size, ep_size=ep_size, stages=stages,
-        source_engine=source_engine, max_file_bytes=max_file_size, options=options_of(moving),
+        source_engine=source_engine, source_config=source_config, max_file_bytes=max_file_size,
+        options=options_of(moving),
     )  # fmt: skip
     show(report, as_json)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .cliexport import source_engine_option
 from .cliparts import F, json_option, options_of, say, show, size
 from .errors import UsageError
 from .launch import reports
@@ -106,7 +107,7 @@ def run_of(device: str, trust_remote_code: bool, text: str | None = None) -> Run
     help=LEVELS_HELP + " [default: structure, digest, plan, and bytes with --against]",
 )  # fmt: skip
 @judging
-@click.option("--from", "engine", metavar="NAME[@VERSION]", help="SHARDS is this engine's directory.")
+@source_engine_option
 @click.option("--text", metavar="FILE", help="A text whose perplexity is told for the original and the ranks.")
 @click.option("--baseline", metavar="FILE", help="Fail on drift from an earlier run, of the same hardware and torch.")
 @click.option("--write-baseline", metavar="FILE", help="Write this run's figures for later ones to be held against.")
@@ -127,7 +128,8 @@ def verify(
     words: tuple[str, ...], against: str | None, levels: tuple[str, ...], compute: str | None, mode: str | None,
     tokens: int | None, min_coverage: float | None, device: str, trust_remote_code: bool, gates_file: str | None,
     text: str | None, baseline: str | None, write_baseline: str | None, card: bool, as_json: bool,
-    threads: int | None, max_memory: int | None, engine: str | None, **files: str | None,
+    threads: int | None, max_memory: int | None, source_engine: str | None, source_config: str | None,
+    **files: str | None,
 ) -> None:  # fmt: skip
     """Check SHARDS: headers, digests, the plan; against SRC every byte; and run the ranks as a model.
 
@@ -149,10 +151,12 @@ def verify(
     options = options_of({"threads": threads, "max_memory": max_memory})
     from .exporting.sources import is_engines
 
-    if is_engines(shards, engine):
+    if is_engines(shards, source_engine):
         from .exporting.checking import verify_engine
 
-        report = verify_engine(shards, against=against, levels=levels, engine=engine, options=options)
+        report = verify_engine(
+            shards, against=against, levels=levels, engine=source_engine, config=source_config, options=options
+        )
     else:
         report = check(
             shards, against=against, levels=levels or None, options=options, settings=settings,

@@ -36,6 +36,7 @@ def export(
     ep_size: int = 1,
     stages: str | None = None,
     source_engine: str | None = None,
+    source_config: str | os.PathLike[str] | None = None,
     max_file_bytes: int | None = None,
     options: Options = DEFAULTS,
 ) -> Export:
@@ -43,7 +44,8 @@ def export(
 
     ``engine`` is a name of ``tpshard list engines``, with ``@version`` for names that are not the newest. ``stages``
     says how many layers each pipeline stage takes (``16,15,15,15``) where the engine's own rule is not wanted.
-    ``source_engine`` names the engine whose directory ``source`` is, where its files' names do not tell.
+    ``source_engine`` names the engine whose directory ``source`` is, where its files' names do not tell;
+    ``source_config`` is a directory with the model's config.json, where that one has none.
     ``max_file_bytes`` is the largest size of a file (0: one file a rank; None: what the engine writes).
 
     Raises:
@@ -54,7 +56,7 @@ def export(
     """
     target = given_path(output, "the output")
     module, version = engine_and_version(engine)
-    given = open_any(source, source_engine)
+    given = open_any(source, source_engine, config=source_config)
     check_separate(given.root, target)
     name: str = module.ENGINE
     table = module.table(given.model, version)

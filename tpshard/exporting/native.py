@@ -27,6 +27,7 @@ def reshard_engine(
     tp_size: int,
     *,
     engine: str | None = None,
+    config: str | os.PathLike[str] | None = None,
     even: bool = False,
     max_file_bytes: int = 0,
     options: Options = DEFAULTS,
@@ -39,7 +40,7 @@ def reshard_engine(
     """
     target = given_path(output, "the output")
     if options.dry_run:
-        return merge_engine(source, target, engine=engine, options=options)
+        return merge_engine(source, target, engine=engine, config=config, options=options)
     parent = target.absolute().parent
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -47,7 +48,8 @@ def reshard_engine(
     except OSError as error:
         raise storage_error(error, parent, "making a directory in it") from None
     try:
-        merge_engine(source, between / "checkpoint", engine=engine, options=replace(options, overwrite=False))
+        first = replace(options, overwrite=False)
+        merge_engine(source, between / "checkpoint", engine=engine, config=config, options=first)
         report = split(
             between / "checkpoint", target, tp_size, even=even, max_file_bytes=max_file_bytes, options=options
         )
