@@ -22,7 +22,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from convert import markdown_table, run_quietly
+from convert import run_quietly
 from make_checkpoint import KINDS, make_checkpoint
 from measure import (
     Comparison,
@@ -45,7 +45,7 @@ def engine_names() -> list[str]:
     listed = subprocess.run(
         [tpshard_command(), "list", "engines", "--json"], capture_output=True, text=True, check=True
     ).stdout
-    return [entry["name"] for entry in json.loads(listed)]
+    return [entry["name"] for entry in json.loads(listed)["entries"]]
 
 
 def measured(checkpoint: str, engine: str, tp_size: int, scratch: Path, rounds: int) -> tuple[Comparison, int] | None:
@@ -107,7 +107,8 @@ def report(rows: Sequence[Sequence[str]], about: dict[str, str], tp_size: int, r
         f"Exports at TP {tp_size} by `benchmarks/export.py`, {rounds} paired rounds, warm cache. Seconds are minima; "
         f"export / cp is the median of the rounds' ratios, with the ratio of the minima in brackets; the bar is {BAR}."
     )
-    return "\n\n".join(["# Exports against cp", told, "\n".join(lines), markdown_table([head, *rows])]) + "\n"
+    table = ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]
+    return "\n\n".join(["# Exports against cp", told, "\n".join(lines), "\n".join(table)]) + "\n"
 
 
 def all_runs(

@@ -103,7 +103,8 @@ PUBLIC = [
     "merge",
     "plan",
     "reshard",
-    "rollback", "split",
+    "rollback",
+    "split",
     "verify",
 ]
 

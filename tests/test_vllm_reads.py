@@ -49,6 +49,10 @@ CASES: dict[str, tuple[Maker, dict[str, int]]] = {
 }
 
 
+HIDDEN = models.HEADS * models.SIZE
+"""vLLM's kernel of experts on a CPU wants a multiple of 32, its Qwen2 heads that are together as wide as the model."""
+
+
 def in_bf16(directory: Path) -> None:
     """Rewrite a checkpoint in the dtype that vLLM has kernels of experts for on a CPU."""
     import torch
@@ -65,7 +69,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, 
     at, jobs = tmp_path_factory.mktemp("reads"), []
     for number, (make, degrees) in enumerate(CASES.values()):
         source, out = at / f"{number}-hf", at / f"{number}-out"
-        make(source)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(models, "HIDDEN", HIDDEN)
+            make(source)
         in_bf16(source)
         export(source, out, "vllm", **degrees)
         jobs.append({

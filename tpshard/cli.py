@@ -30,6 +30,7 @@ from .cliparts import (
     show,
     table_option,
 )
+from .clirollback import rollback
 from .cliverify import judging, run_of, settings_of, verify
 from .cliwriting import writing
 from .errors import NotProvenError, StorageError, TpshardError, UnsupportedError, UsageError
@@ -298,16 +299,7 @@ def merge(
 
 
 cli.add_command(export)
-@cli.command()
-@click.argument("output", metavar="OUT")
-@json_option
-def rollback(output: str, as_json: bool) -> None:
-    """Bring back what OUT held before --keep-previous replaced it; what it holds now is kept in its stead."""
-    from .previous import rollback as bring_back
-
-    show(bring_back(output), as_json)
-
-
+cli.add_command(rollback)
 cli.add_command(verify)
 cli.add_command(derive)
 

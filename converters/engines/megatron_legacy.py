@@ -37,7 +37,7 @@ SUMMARY = "Megatron's mp_rank_XX directories, loaded with --ckpt-format torch"
 VERSIONS = (
     Version("te", "names of Transformer Engine's layers and grouped experts; read in megatron-core 0.16.1's source"),
     Version("te-sequential", "as te, experts one by one; read in megatron-core 0.16.1's source"),
-    Version("local", "names and shapes against modules of megatron-core 0.16.1 with its local layers"),
+    Version("local", "files saved by megatron-core 0.16.1's local layers are read, every tensor equal"),
 )
 
 PATTERN = re.compile(

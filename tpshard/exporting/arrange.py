@@ -228,7 +228,7 @@ def _add(
 ) -> None:  # fmt: skip
     number, expert_group = None, -1
     if table.local_experts and part.expert is not None and "{expert}" in template_of_entry(part, entry):
-        bounds = dealt(model_experts, grid.ep_size)
+        bounds = dealt(part.dims[0].extent if part.bank else model_experts, grid.ep_size)
         expert_group = next(n for n, (start, stop) in enumerate(bounds) if start <= part.expert < stop)
         number = part.expert - bounds[expert_group][0]
     name = rendered(template_of_entry(part, entry), part, table, _number(part, table, grid, stages), number)
