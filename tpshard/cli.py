@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 
+from .cliarrow import taken_apart
 from .cliderive import derive
 from .cliexport import export, source_engine_option
 from .cliparts import (
@@ -39,8 +40,6 @@ from .signals import Ended, end_at_once, raise_in_main_thread
 
 _MOST_DEGREES = 4096
 _WRITING = ("split", "reshard", "merge", "export")
-_ARROW = re.compile(r"(\d{1,18})\s*(?:->|→)\s*(\d{1,18})", re.ASCII)
-_HALF_ARROW = re.compile(r"\d{1,18}-", re.ASCII)
 
 
 def degrees(value: object) -> list[int]:
@@ -211,16 +210,7 @@ def reshard(
 
     SRC may be an engine's directory; 'tpshard export' goes from engine to engine.
     """
-    from_tp_size: int | None = None
-    arrows = [word for word in words if _ARROW.fullmatch(word)]
-    _explain_redirection(words)
-    if arrows:
-        found = _ARROW.fullmatch(arrows[0])
-        assert found is not None
-        if tp_size is not None or len(arrows) > 1:
-            raise UsageError(f"the new degree is given twice: by {arrows[-1]!r} and by --tp; give it once")
-        from_tp_size, tp_size = int(found[1]), int(found[2])
-        words = tuple(word for word in words if word not in arrows)
+    from_tp_size, tp_size, words = taken_apart(words, tp_size)
     if len(words) != 2 or tp_size is None:
         raise UsageError("reshard takes a source, an output and a degree: tpshard reshard SRC OUT --tp 4")
     from .exporting.sources import is_engines
@@ -241,24 +231,6 @@ def reshard(
         dequantize=dequantize, options=options_of(moving),
     )  # fmt: skip
     show(report, as_json)
-
-
-def _explain_redirection(words: tuple[str, ...]) -> None:
-    """``reshard 8->4`` without quotes reaches us as ``8-`` with stdout sent to a file named 4."""
-    for word in words:
-        if _HALF_ARROW.fullmatch(word):
-            where = ""
-            if not on_terminal(sys.stdout):
-                try:
-                    where = os.path.basename(os.readlink("/proc/self/fd/1"))
-                except OSError:
-                    where = ""
-            target = where if where.isdigit() else "N"
-            made = f"; the shell has just made (or emptied) a file named {where}, remove it" if where.isdigit() else ""
-            raise UsageError(
-                f"'{word}' is half of an arrow: the shell took the > for a redirection of the output{made}. "
-                f"Quote it: tpshard reshard '{word}>{target}' SRC OUT"
-            )
 
 
 @cli.command()

@@ -85,8 +85,8 @@ def _of_shards(path: str | os.PathLike[str]) -> Given:
     shards = open_shards(path)
     manifest = shards.manifest
     if manifest.is_adapter:
-        held = f"{shown(shards.root)} holds shards of an adapter"
-        raise UnsupportedError(f"{held}; engines load adapters whole: merge it")
+        what = f"{shown(shards.root)} holds shards of an adapter"
+        raise UnsupportedError(f"{what}; engines load adapters whole: merge it")
     config = read_config(shards.root, manifest.config_name)
     table = table_for(config)
     by_name = {tensor.name: tensor for tensor in manifest.tensors}
