@@ -23,17 +23,15 @@ from tpshard.exporting.registry import engines
 
 Maker = Callable[[Path], tuple[Path, Tensors]]
 
+DENSE = frozenset({"megatron", "megatron-legacy", "meta", "sglang", "transformers", "trtllm", "vllm"})
 MODELS: dict[str, tuple[Maker, frozenset[str]]] = {
-    "llama": (models.llama, frozenset({"megatron-legacy", "meta", "sglang", "transformers", "trtllm", "vllm"})),
-    "tied": (
-        lambda at: models.llama(at, tied=True),
-        frozenset({"megatron-legacy", "meta", "sglang", "transformers", "trtllm", "vllm"}),
-    ),
-    "mixtral": (models.mixtral, frozenset({"megatron-legacy", "transformers", "trtllm", "vllm"})),
-    "qwen3_moe": (models.qwen3_moe, frozenset({"megatron-legacy", "transformers", "vllm"})),
+    "llama": (models.llama, DENSE),
+    "tied": (lambda at: models.llama(at, tied=True), DENSE),
+    "mixtral": (models.mixtral, DENSE - {"meta", "sglang"}),
+    "qwen3_moe": (models.qwen3_moe, DENSE - {"meta", "sglang", "trtllm"}),
     "deepseek_v3": (
         lambda at: models.deepseek_v3(at, predicted=0),
-        frozenset({"deepseek", "megatron-legacy", "transformers", "vllm"}),
+        frozenset({"deepseek", "megatron", "megatron-legacy", "transformers", "vllm"}),
     ),
 }
 """Small models, and engines that take them at least."""
@@ -203,12 +201,15 @@ def test_ranks_of_two_exports(made: Made, tmp_path: Path) -> None:
             strange = tmp_path / f"{engine}-of-another-{kind}"
             export(source, strange, engine, degree)
             mixed = Path(shutil.copytree(directory, tmp_path / f"{engine}-another-{kind}"))
-            theirs = sorted(name for name in weights(strange) if Path(name).suffix not in (".json", ".txt"))
-            names = [name for name in theirs if (mixed / name).exists()] or theirs
-            shutil.copyfile(strange / names[0], mixed / names[0])
+            theirs = sorted(weights(strange), key=lambda name: (strange / name).stat().st_size)
+            name = [name for name in theirs if (mixed / name).exists() or kind == "degree"][-1]
+            shutil.copyfile(strange / name, mixed / name)
             if kind == "model" and engine in ONCE:  # then only the source can tell
                 assert not verify_engine(mixed, against=made.source, engine=engine).passed
                 continue
-            refused(tmp_path, lambda out, at=mixed, name=engine, config=config: merge_engine(
-                at, out, engine=name, config=config
-            ))  # fmt: skip
+            refused(
+                tmp_path,
+                lambda out, at=mixed, engine=engine, config=config: merge_engine(
+                    at, out, engine=engine, config=config
+                ),
+            )

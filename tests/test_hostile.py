@@ -40,7 +40,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.timeout(600)
 from torchsaves import PLAIN, PLAIN_LEGACY, framed  # noqa: E402
 
-EACH = 510  # examples of each of the four kinds
+FEW, MANY = 60, 510  # examples of each of the four kinds
 SECONDS = 2.0  # of processor time, that one may take at most
 
 # -- what is watched ---------------------------------------------------------------------------
@@ -99,7 +99,7 @@ def judged(attempt: Callable[[], object], *folders: Path) -> bool:
     return refused
 
 
-def many(kind: str, strategy: st.SearchStrategy[Any], check: Callable[[Any], bool], count: int = EACH) -> None:
+def many(kind: str, strategy: st.SearchStrategy[Any], check: Callable[[Any], bool], count: int) -> None:
     """Run ``count`` examples, most of which must be refused; the memory of the process stays as it is."""
     tried: list[bool] = []
 
@@ -191,6 +191,12 @@ def scarred(raw: bytes) -> st.SearchStrategy[bytes]:
 # -- the four kinds ----------------------------------------------------------------------------
 
 
+@pytest.fixture(params=[FEW, pytest.param(MANY, marks=pytest.mark.slow)])
+def count(request: pytest.FixtureRequest) -> int:
+    """How many examples: some in every run, 2,040 of all kinds with ``-m slow``."""
+    return int(request.param)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("hostile")
@@ -221,7 +227,7 @@ def tried(source: Path, out: Path, folder: Path) -> bool:
     return refused
 
 
-def test_headers(model: Path, folder: Path) -> None:
+def test_headers(model: Path, folder: Path, count: int) -> None:
     source, out = Path(shutil.copytree(model, folder / "headers")), folder / "headers-out"
     victim = source / "model-00001-of-00002.safetensors"
     raw = victim.read_bytes()
@@ -242,10 +248,10 @@ def test_headers(model: Path, folder: Path) -> None:
         victim.write_bytes(example)
         return tried(source, out, folder)
 
-    many("headers", st.one_of(whole, whole, lengths, scarred(raw[: 8 + length + 40]), texts), check)
+    many("headers", st.one_of(whole, whole, lengths, scarred(raw[: 8 + length + 40]), texts), check, count)
 
 
-def test_indexes(model: Path, folder: Path) -> None:
+def test_indexes(model: Path, folder: Path, count: int) -> None:
     source, out = Path(shutil.copytree(model, folder / "indexes")), folder / "indexes-out"
     index, config = source / "model.safetensors.index.json", source / "config.json"
     raw, kept = index.read_bytes(), config.read_bytes()
@@ -266,10 +272,10 @@ def test_indexes(model: Path, folder: Path) -> None:
         refused = tried(source, out, folder)
         return refused or bool(example[1])  # much of a config may be another and still be one
 
-    many("indexes and configs", st.one_of(indexes, indexes, configs), check)
+    many("indexes and configs", st.one_of(indexes, indexes, configs), check, count)
 
 
-def test_manifests(model: Path, folder: Path) -> None:
+def test_manifests(model: Path, folder: Path, count: int) -> None:
     shards = folder / "manifests"
     split(model, shards, 2)
     path = shards / "tpshard.json"
@@ -315,6 +321,7 @@ def test_manifests(model: Path, folder: Path) -> None:
     many(
         "manifests", st.one_of(whole.map(sealed), whole.map(sealed), whole.map(text_of), scarred(raw),
         named.map(renamed), bombs.map(bombed)), check,
+        count,
     )  # fmt: skip
 
 
@@ -326,7 +333,7 @@ GLOBALS = st.sampled_from(
 OPCODES = st.sampled_from([op.code.encode("latin1") for op in pickletools.opcodes])
 
 
-def test_pickles(folder: Path) -> None:
+def test_pickles(folder: Path, count: int) -> None:
     """Random programs of every opcode, archives and the older format with bytes changed."""
     assert (folder / "marker").exists() is False
     source = folder / "pickles"
@@ -362,7 +369,7 @@ def test_pickles(folder: Path) -> None:
         victim.write_bytes(example)
         return tried(source, out, folder)
 
-    many("pickles", st.one_of(framings, framings, scarred(PLAIN), scarred(PLAIN_LEGACY), bombs), check)
+    many("pickles", st.one_of(framings, framings, scarred(PLAIN), scarred(PLAIN_LEGACY), bombs), check, count)
 
 
 # -- by hand -----------------------------------------------------------------------------------

@@ -30,8 +30,9 @@ PLAN_MAY_IMPORT = {
     "__future__", "bisect", "collections", "contextlib", "dataclasses", "functools", "gc", "hashlib",
     "heapq", "itertools", "json", "math", "operator", "re", "types", "typing",
 }  # fmt: skip
-CONVERTERS_MAY_IMPORT = {"table", "partition", "config", "errors", "intervals", "blocks", "registry"}
+CONVERTERS_MAY_IMPORT = {"table", "axes", "config", "errors", "intervals", "blocks", "registry"}
 
+ENGINES_MAY_IMPORT = {"errors", "exporting", "intervals", "config", "header", "converters"}
 
 # --- what is imported ------------------------------------------------------------------------------------------------
 
@@ -206,6 +207,14 @@ def test_converters_speak_only_the_table_vocabulary() -> None:
         assert not odd, f"{path.name} imports {sorted(odd)}"
 
 
+def test_engine_tables_speak_only_their_vocabulary() -> None:
+    """An engine's table says names and order: nothing in it opens a file, or imports torch or an engine."""
+    beside = {path.stem for path in (CONVERTERS / "engines").glob("*.py")}
+    for path in (CONVERTERS / "engines").glob("*.py"):
+        odd = own_imports(path) - ENGINES_MAY_IMPORT - beside | outside_imports(path) - PLAN_MAY_IMPORT
+        assert not odd, f"{path.name} imports {sorted(odd)}"
+
+
 def test_the_core_names_no_family() -> None:
     """Which model it is, the tables say: no core module holds a ``model_type`` as text, but for the demonstration
     and the self-test, which write models of some families like any user. Methods of quantisation go by names of
@@ -249,7 +258,7 @@ def test_wheel_holds_the_package_and_nothing_else(unpacked_wheel: Path) -> None:
     assert {path.name for path in unpacked_wheel.iterdir()} == {"tpshard", f"tpshard-{version}.dist-info"}
     held = {str(path.relative_to(unpacked_wheel / "tpshard")) for path in (unpacked_wheel / "tpshard").rglob("*.*")}
     expected = {str(path.relative_to(CORE)) for path in CORE.rglob("*.py")}
-    expected |= {f"converters/{path.name}" for path in CONVERTERS.glob("*.py")}
+    expected |= {f"converters/{path.relative_to(CONVERTERS)}" for path in CONVERTERS.rglob("*.py")}
     assert held == expected | {"py.typed"}
 
 

@@ -360,7 +360,13 @@ def test_pieces_that_cannot_be_laid_together() -> None:
     for layout in (
         laid(whole_cut((6, 4)), whole_cut((6, 3))),
         laid(whole_cut((6, 4)), whole_cut((6, 3)), dim=2),
-        laid(rows([(0, 6)], []), rows([], [(0, 6)])),
     ):
         with pytest.raises(LayoutError, match=r"ab: the pieces .* cannot be laid along dimension"):
             layout.stored[0].shape(0)
+
+
+def test_a_rank_lays_what_it_holds_of_the_pieces() -> None:
+    """Experts dealt to ranks: each stores its own, one after the other."""
+    tensors = {n: Logical(n, "U8", (6, 4)) for n in "ab"}
+    pieces = (Piece("a", rows([(0, 6)], [])), Piece("b", rows([(0, 2)], [(2, 4)])))
+    assert Layout(2, tensors, (Stored("ab", "U8", pieces),)).stored[0].shapes == ((8, 4), (4, 4))

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from .beside import compare_sides, config_structure, side_structure, strangers
 from .checkpoint import place_source
 from .errors import UsageError
-from .execute import execute, hash_extents
+from .execute import execute
 from .findings import Difference
 from .layout import Layout
 from .listing import shown
@@ -28,6 +28,7 @@ from .manifest import Manifest
 from .openfiles import OpenFiles
 from .options import DEFAULTS, Options, move_settings
 from .planning import Placed, build_plan
+from .rehash import differing_digests
 from .reports import Finding, Verification
 from .shards import Shards, check_files, given_path, is_shards, open_shards, read_manifest
 from .sidefiles import file_sha256
@@ -123,28 +124,11 @@ def _without_digests(report: Verification) -> None:
 
 def _digest(shards: Shards, report: Verification, options: Options) -> None:
     manifest = shards.manifest
-    expected = shards.expected()
-    extents = [extent for row in shards.placed.extents for extent in row if extent is not None]
-    threads, tile = move_settings(options.threads, options.max_memory)
-    if expected:
-        with options.running(sum(extent.nbytes for extent in extents)) as progress:
-            digests = hash_extents(
-                extents,
-                shards.paths(),
-                threads=threads,
-                tile_bytes=tile,
-                algorithm=manifest.algorithm,
-                progress=progress,
-            )
-        report.tensors_checked += len(extents)
-        report.bytes_checked += sum(extent.nbytes for extent in extents)
-        for number, (extent, digest) in enumerate(zip(extents, digests, strict=True)):
-            if digest != expected[number]:
-                file = manifest.files[extent.file].name
-                message = (
-                    f"{file}: {extent.tensor} has {manifest.algorithm} {digest} where {expected[number]} was written"
-                )
-                report.findings.append(Finding("digest", file, extent.tensor, message))
+    if manifest.algorithm:
+        report.findings += differing_digests(shards, options)
+        held = [extent.nbytes for row in shards.placed.extents for extent in row if extent is not None]
+        report.tensors_checked += len(held)
+        report.bytes_checked += sum(held)
     for side in manifest.side_files:
         if file_sha256(shards.root / side.path) != side.sha256:
             message = f"{side.path} was changed since the split (its sha256 is another)"

@@ -28,6 +28,7 @@ from .openfiles import OpenFiles
 from .options import DEFAULTS, Options
 from .output import Job
 from .quantised import quantised
+from .rehash import differing_digests
 from .rejoined import rejoined
 from .shards import Shards
 from .source import SourceIndex
@@ -101,12 +102,8 @@ def dequantised_shards(
     whole = checkpoint_of(rejoined(shards), copy_unknown=unknown)
     whole = replace(whole, warnings=(*notes, *whole.warnings))
     values = dequantised(whole, word, partial(RanksHolder, shards.paths(), shards.placed))
-    if manifest.algorithm:
-        from .check import verify
-
-        for finding in verify(shards.root, levels=["digest"], options=options).findings:
-            if finding.tensor:
-                raise DamagedError(f"{finding.message}; the shards are damaged: copy them again, or split again")
+    for finding in differing_digests(shards, options):
+        raise DamagedError(f"{finding.message}; the shards are damaged: copy them again, or split again")
     return values
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
+from tpshard.axes import Padded
 from tpshard.config import Config
 from tpshard.errors import DamagedError, UnsupportedError, short
 from tpshard.header import Read, tensor_nbytes
@@ -31,7 +32,7 @@ from .arrange import Arranged, arrange
 from .dcp import slot_of
 from .distmetadata import Chunk, GlobalTensor, read
 from .expected import candidates, held, named, provisional
-from .given import Given
+from .given import Given, without_weights
 from .grid import Grid
 from .parts import Model, model_of
 
@@ -72,8 +73,12 @@ def open_distcp(root: Path, module: ModuleType, metadata: str, version: str, val
 
     def found_in(other: Model) -> tuple[Placed, list[Path], list[Stamp]]:
         arranged = arrange(other, module.table(other, version), grid, engine)
+        padded = frozenset(
+            name for name, dims in other.matched.dims.items()
+            if dims and any(isinstance(axis, Padded) for axis in dims[0].axes)
+        )  # fmt: skip
         with ExitStack() as stack:
-            return _placed(root, folder, arranged, tensors, stack)
+            return _placed(root, folder, arranged, padded, tensors, stack)
 
     placed, paths, stamps = found_in(model)
     weights = {path.relative_to(root).as_posix() for path in paths}
@@ -82,19 +87,21 @@ def open_distcp(root: Path, module: ModuleType, metadata: str, version: str, val
         name: size for name, size in list_directory(root).sizes.items()
         if name not in own and not name.endswith(".distcp") and Path(name).parent != folder
     }  # fmt: skip
+    sides, left_out = without_weights(sides)
     relative = [path.relative_to(root).as_posix() for path in paths]
 
     def check_unchanged() -> None:
         require_unchanged(root, relative, stamps)
 
     return Given(
-        model, placed, root, paths, sides, (), (), check_unchanged, holding=lambda other: found_in(other)[0],
+        model, placed, root, paths, sides, left_out, (), check_unchanged, holding=lambda other: found_in(other)[0],
         what=f"{engine} {version} files",
     )  # fmt: skip
 
 
 def _placed(
-    root: Path, folder: Path, arranged: Arranged, tensors: Mapping[str, GlobalTensor], stack: ExitStack
+    root: Path, folder: Path, arranged: Arranged, padded: frozenset[str], tensors: Mapping[str, GlobalTensor],
+    stack: ExitStack,
 ) -> tuple[Placed, list[Path], list[Stamp]]:
     layout = arranged.layout
     slots: dict[str, dict[tuple[tuple[int, ...], int], int]] = {}
@@ -117,7 +124,7 @@ def _placed(
         if key not in tensors:
             raise DamagedError(f"{short(key)} is not in the checkpoint; it is of another model or another program")
         for chunk in tensors[key].chunks:
-            found = _box(key, tensors[key], chunk, places, counts[key], arranged)
+            found = _box(key, tensors[key], chunk, places, counts[key], arranged, padded)
             if found is None:
                 continue
             number, read_file = readers[chunk.file]
@@ -149,9 +156,9 @@ def _placed(
 
 def _box(
     key: str, tensor: GlobalTensor, chunk: Chunk, places: Mapping[tuple[tuple[int, ...], int], int], parts: int,
-    arranged: Arranged,
+    arranged: Arranged, of_vocabulary: frozenset[str],
 ) -> _Box | None:  # fmt: skip
-    """Where a chunk lies; None where it is padding alone."""
+    """Where a chunk lies; None where it is padding alone, which a vocabulary has by its writer's degree."""
     lead = len(next(iter(places))[0])
     if any(n != 1 for n in chunk.shape[:lead]) or len(chunk.shape) != len(tensor.shape):
         raise UnsupportedError(f"a chunk {list(chunk.shape)} of {short(key)} is of several layers or experts")
@@ -169,8 +176,7 @@ def _box(
     declared = arranged.declared[number][0] or ()
     if len(declared) != len(shape):
         raise DamagedError(f"{short(key)} is {list(tensor.shape)} where the model has {list(declared)} a layer")
-    padded = any(run.start == PAD for piece in arranged.layout.stored[number].pieces
-                 for dim in piece.cut.dims for run in dim.ranks[0])  # fmt: skip
+    padded = any(piece.tensor in of_vocabulary for piece in arranged.layout.stored[number].pieces)
     for d, (at, n, extent) in enumerate(zip(origin, shape, declared, strict=True)):
         if at + n > extent and not (padded and d == 0):
             raise DamagedError(

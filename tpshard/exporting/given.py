@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from tpshard.strictjson import parse_config
 from .parts import Model, model_of
 
 _MAX_CONFIG_BYTES = 16 << 20
+_WEIGHTS = re.compile(r".*\.(?:safetensors|bin|pth|pt|ckpt|distcp)(?:\.index\.json)?")
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,13 @@ class Given:
     algorithm: str = ""
     holding: Callable[[Model], Placed] | None = None
     what: str = "checkpoint"
+
+
+def without_weights(sides: Mapping[str, int]) -> tuple[dict[str, int], list[str]]:
+    """What lies beside an engine's files and is carried, and what is not: other weights and indexes would mislead."""
+    kept = {name: size for name, size in sides.items() if not _WEIGHTS.fullmatch(name)}
+    others = sorted(sides.keys() - kept.keys())
+    return kept, [f"{name} (none of the engine's files: weights of another layout)" for name in others]
 
 
 def open_model(path: str | os.PathLike[str]) -> Given:

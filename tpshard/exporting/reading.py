@@ -36,16 +36,13 @@ from .dcpreading import open_distcp
 from .enginetable import DISTCP, EngineTable
 from .expected import Candidate, candidates, held, named, provisional
 from .files import place_found
-from .given import Given, read_config
+from .given import Given, read_config, without_weights
 from .grid import Grid, Rank
 from .localnames import global_names
 from .options import engine_and_version
 from .parts import Model, architecture_of, model_of
 from .rectangles import place_rectangles, rectangles_of, spelt_as, spelt_as_in_checkpoints, without_copies
 from .registry import engines
-
-WEIGHTS = re.compile(r".*\.(?:safetensors|bin|pth|pt|ckpt|distcp)(?:\.index\.json)?")
-"""Weights and indexes: what is of another layout beside an engine's files is not carried to where it would mislead."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +115,7 @@ def _opened(root: Path, module: ModuleType, version: str | None, values: Mapping
         for one, ep_inside in product(_meant(module, found), (False, True)):
             try:
                 if container == DISTCP:
-                    (metadata, _), *_ = _matching(module, list(list_directory(root).sizes))
+                    metadata = _named_files(root, module)[0][0]
                     return open_distcp(root, module, metadata, known.name, dict(values))
                 return _as(root, module, known.name, dict(values), one, ep_inside)
             except StorageError:
@@ -167,10 +164,8 @@ def _given(
     sides = {name: size for name, size in list_directory(root).sizes.items() if name not in weights}
     for name in not_carried:
         sides.pop(name, None)
-    strange = [name for name in sides if WEIGHTS.fullmatch(name)]
-    for name in strange:
-        del sides[name]
-    left_out = [*left_out, *(f"{name} (none of the engine's files: weights of another layout)" for name in strange)]
+    sides, strange = without_weights(sides)
+    left_out = [*left_out, *strange]
 
     def check_unchanged() -> None:
         require_unchanged(root, [file.name for file in found.files], found.stamps)
@@ -305,14 +300,19 @@ def _moved(name: str, layer: int | None, by: int) -> str:
     return ".".join(parts)
 
 
-def _weights(root: Path, module: ModuleType) -> _Found:
-    """The headers of the engine's files in a directory."""
-    listing = list_directory(root)
-    matched = _matching(module, sorted(listing.sizes, key=natural_key))
+def _named_files(root: Path, module: ModuleType) -> list[tuple[str, dict[str, str]]]:
+    """The engine's files in a directory by their names, with what those say."""
+    matched = _matching(module, sorted(list_directory(root).sizes, key=natural_key))
     if not matched:
         like = getattr(module, "PATTERN", None)
         told = f"whose names are like {like.pattern}" if like else "which is not read back"
         raise UsageError(f"{shown(root)} holds no file of {module.ENGINE}, {told}")
+    return matched
+
+
+def _weights(root: Path, module: ModuleType) -> _Found:
+    """The headers of the engine's files in a directory."""
+    matched = _named_files(root, module)
     first = getattr(module, "FIRST", 0)
     ignored: re.Pattern[str] | None = getattr(module, "IGNORED", None)
     files, stamps, places = [], [], []
