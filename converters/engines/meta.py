@@ -50,13 +50,22 @@ ENTRIES = (
 )
 
 
+KNOWN = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"})
+"""Classes whose blocks are Llama's; Qwen2's have biases, which code that knows them adds."""
+
+
 def table(model: Model, version: str) -> EngineTable:
     """What Meta's code stores of a model.
 
     Raises:
-        UnsupportedError: the code has no such activation or rotary embedding.
+        UnsupportedError: the code has no such blocks, activation or rotary embedding.
     """
     c = model.config
+    if model.architecture not in KNOWN:
+        raise UnsupportedError(
+            f"Meta's code computes Llama's blocks, and those of {model.architecture or 'a model without architectures'} "
+            f"may be others with tensors of the same kinds; it runs {', '.join(sorted(KNOWN))}"
+        )
     activation = c.get("hidden_act") or "silu"
     if activation != "silu":
         raise UnsupportedError(f"Meta's code has the activation silu alone; this model has {activation!r:.40}")
