@@ -62,8 +62,9 @@ def table(model: Model, version: str) -> EngineTable:
     """
     c = model.config
     if model.architecture not in KNOWN:
+        named = model.architecture or "a model without architectures in config.json"
         raise UnsupportedError(
-            f"Meta's code computes Llama's blocks, and those of {model.architecture or 'a model without architectures'} "
+            f"Meta's code computes Llama's blocks, and those of {named} "
             f"may be others with tensors of the same kinds; it runs {', '.join(sorted(KNOWN))}"
         )
     activation = c.get("hidden_act") or "silu"
