@@ -254,6 +254,15 @@ def edited(directory: Path, name: str, change: Any) -> None:
     save_file(tensors, directory / name, {"format": "pt"})
 
 
+def edited_metadata(path: Path, key: str, value: str) -> None:
+    from safetensors import safe_open
+    from safetensors.numpy import load_file, save_file
+
+    with safe_open(path, "numpy") as file:
+        metadata = dict(file.metadata())
+    save_file(load_file(path), path, {**metadata, key: value})
+
+
 LLAMA, DOWN = "LlamaForCausalLM", "model.layers.0.mlp.down_proj.weight"
 FIRST = "model-pp-0-tp-0-part-0.safetensors"
 DAMAGE: dict[str, tuple[Any, str]] = {
@@ -276,6 +285,12 @@ DAMAGE: dict[str, tuple[Any, str]] = {
     ),
     "a part of another run": (
         lambda d: shutil.copy(d / FIRST, d / "model-pp-0-tp-0-part-1.safetensors"), "another file of the rank",
+    ),
+    "one rank's file in another's place": (
+        lambda d: shutil.copy(d / FIRST, d / FIRST.replace("tp-0", "tp-1")), "written for rank 0, and its name",
+    ),
+    "ranks of two exports": (
+        lambda d: [edited_metadata(p, "tpshard.layout", "0" * 64) for p in d.glob("*pp-1-tp-1*")], "of two exports",
     ),
     "cut short": (lambda d: (d / FIRST).write_bytes((d / FIRST).read_bytes()[:-4]), "bytes"),
     "no config": (lambda d: (d / "config.json").unlink(), "no config.json"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
@@ -50,6 +52,14 @@ class Arranged:
     fixed: tuple[Fixed, ...]
     dropped: Mapping[str, str]
     origins: tuple[Shapes, ...] = ()
+
+    @cached_property
+    def key(self) -> str:
+        """sha256 over what the engine's files hold, hex: the same however the checkpoint spells its tensors."""
+        state = hashlib.sha256(repr(self.grid.ranks).encode())
+        for stored, shapes in zip(self.layout.stored, self.declared, strict=True):
+            state.update(f"{stored.name}\0{stored.dtype}\0{shapes}\n".encode("utf-8", "surrogatepass"))
+        return state.hexdigest()
 
 
 @dataclass

@@ -86,7 +86,8 @@ def export(
         {at: given.expected[numbers[extent]] for at, extent in enumerate(plan.reads)} if numbers else {}
     )
     job = Job(
-        plan, given.root, given.files, sides, {path: len(data) for path, data in small.items()}, given.algorithm,
+        plan, given.root, given.files, sides, {path: len(data) for path, data in small.items()},
+        given.algorithm or options.algorithm,
         ending, expected,
     )  # fmt: skip
     make(job, target, report, options)

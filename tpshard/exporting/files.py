@@ -20,6 +20,8 @@ from .enginetable import DISTCP, TORCH, EngineTable
 from .grid import Grid, Rank
 from .torchcontainer import TensorSpec, torch_file
 
+RANK, LAYOUT = "tpshard.rank", "tpshard.layout"  # what a file says of itself, beside its tensors
+
 
 class _Held(NamedTuple):
     """A tensor of a rank's file; ``number`` -1 is a constant's."""
@@ -140,6 +142,8 @@ def _metadata(arranged: Arranged, table: EngineTable, rank: int, members: Sequen
     metadata = dict(table.metadata)
     if table.described is not None:
         metadata |= table.described({held.name: arranged.origins[held.number][rank] or () for held in members})
+    else:  # no engine looks at these: a file in another's place is known by them
+        metadata |= {RANK: str(rank), LAYOUT: arranged.key}
     return metadata
 
 

@@ -60,5 +60,6 @@ def merge_engine(
         return Ending(frames.items(), small)
 
     sides = {path: size for path, size in given.sides.items() if path not in small}
-    job = Job(plan, given.root, given.files, sides, {name: len(data) for name, data in small.items()}, "", ending)
+    sizes = {name: len(data) for name, data in small.items()}
+    job = Job(plan, given.root, given.files, sides, sizes, options.algorithm, ending)
     return make(job, target, report, options)

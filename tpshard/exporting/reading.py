@@ -35,7 +35,7 @@ from .chunked import arrange_chunks
 from .dcpreading import open_distcp
 from .enginetable import DISTCP, EngineTable
 from .expected import Candidate, candidates, held, named, provisional
-from .files import place_found
+from .files import LAYOUT, RANK, place_found
 from .given import Given, read_config, without_weights
 from .grid import Grid, Rank
 from .localnames import global_names
@@ -210,6 +210,7 @@ def _as(
             lacks = f"which the {len(order)} ranks do not have"
             raise DamagedError(f"{shown(root)}: a file is of {Rank(**place)}, {lacks}; remove it")
         ranks.append(rank)
+    _require_own_places(root, found.files, ranks)
     missing = set(range(len(grid.ranks))) - set(ranks)
     if missing:
         raise DamagedError(
@@ -228,6 +229,25 @@ def _as(
     left_out = [f"{name} ({absent})" for name in arranged.dropped]
     given = _given(root, model, placed, found, tp_size, tuple(of_engine.sides(model, grid)), left_out)
     return replace(given, holding=holding, what=f"{engine} {version} files, {grid}")
+
+
+def _require_own_places(root: Path, files: Sequence[WeightsFile], ranks: Sequence[int]) -> None:
+    """Raise DamagedError where files that tpshard wrote stand in each other's places, or are of several exports."""
+    layouts: dict[str, str] = {}
+    for file, rank in zip(files, ranks, strict=True):
+        told = file.metadata.get(RANK)
+        if told is not None and told != str(rank):
+            raise DamagedError(
+                f"{shown(root / file.name)} was written for rank {told:.20}, and its name is that of rank {rank}: "
+                "exchanged or copied over; bring every file back under its own name"
+            )
+        layouts.setdefault(file.metadata.get(LAYOUT, ""), file.name)
+    layouts.pop("", None)
+    if len(layouts) > 1:
+        one, other, *_ = layouts.values()
+        raise DamagedError(
+            f"{shown(root)}: {one} and {other} are of two exports; remove the files of one, or export again"
+        )
 
 
 def _check_constants(root: Path, arranged: Arranged, found: _Found, ranks: Sequence[int], engine: str) -> None:
@@ -304,9 +324,10 @@ def _named_files(root: Path, module: ModuleType) -> list[tuple[str, dict[str, st
     """The engine's files in a directory by their names, with what those say."""
     matched = _matching(module, sorted(list_directory(root).sizes, key=natural_key))
     if not matched:
-        like = getattr(module, "PATTERN", None)
-        told = f"whose names are like {like.pattern}" if like else "which is not read back"
-        raise UsageError(f"{shown(root)} holds no file of {module.ENGINE}, {told}")
+        raise UsageError(
+            f"{shown(root)} holds no file named as {module.ENGINE} names them; name the engine that wrote it with --from "
+            "('tpshard list engines'), or leave --from out"
+        )
     return matched
 
 
