@@ -325,8 +325,8 @@ def _named_files(root: Path, module: ModuleType) -> list[tuple[str, dict[str, st
     matched = _matching(module, sorted(list_directory(root).sizes, key=natural_key))
     if not matched:
         raise UsageError(
-            f"{shown(root)} holds no file named as {module.ENGINE} names them; name the engine that wrote it with --from "
-            "('tpshard list engines'), or leave --from out"
+            f"{shown(root)} holds no file named as {module.ENGINE} names them; name the engine that wrote it with "
+            "--from ('tpshard list engines'), or leave --from out"
         )
     return matched
 
